@@ -1,0 +1,7 @@
+"""Prompts: one data module per file, chosen by class_path."""
+
+from avspo_lightning.datamodules.base import PromptDataModule, tokenized
+from avspo_lightning.datamodules.cursor import PromptCursor
+from avspo_lightning.datamodules.jsonl import JSONLDataModule
+
+__all__ = ["JSONLDataModule", "PromptCursor", "PromptDataModule", "tokenized"]

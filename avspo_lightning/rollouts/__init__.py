@@ -1,0 +1,9 @@
+"""Rollouts: engines, the collector and the buffer. vllm is imported by its engines when they start, not here."""
+
+from avspo_lightning.rollouts.batch import to_batch
+from avspo_lightning.rollouts.buffer import RolloutBuffer
+from avspo_lightning.rollouts.collector import Collector, Topology
+from avspo_lightning.rollouts.engine import RolloutEngine
+from avspo_lightning.rollouts.hf import HFEngine
+
+__all__ = ["Collector", "HFEngine", "RolloutBuffer", "RolloutEngine", "Topology", "to_batch"]

@@ -1,0 +1,240 @@
+"""From prompts to rows with advantages: generate, score, measure collapse, estimate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from avspo_lightning.advantages import AdvantageEstimator
+from avspo_lightning.functional import advantage_collapse_rate, collapsed_groups, scorable_groups
+from avspo_lightning.metrics import AdaptiveThreshold, AdvantageCollapseRate
+from avspo_lightning.rewards import Reward
+from avspo_lightning.rollouts.batch import to_batch
+from avspo_lightning.rollouts.engine import RolloutEngine
+from avspo_lightning.seeds import derive_seed
+from avspo_lightning.types import (
+    AdvantageContext,
+    CollapseSummary,
+    Completion,
+    EvaluationSet,
+    Prompt,
+    Rollout,
+    SamplingParams,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Where this rank stands, and how a tensor is gathered from all of them."""
+
+    rank: int = 0
+    world_size: int = 1
+    all_gather: Callable[[Tensor], Tensor] = lambda local: local[None]
+    """[B, ...] of this rank to [world_size, B, ...]."""
+
+    def share(self, items: Sequence[Prompt]) -> Sequence[Prompt]:
+        """The items of this rank: every ``world_size``-th."""
+        return items[self.rank :: self.world_size]
+
+    def gather(self, local: Tensor) -> Tensor:
+        """The shares of all ranks, [N, ...], in the order of the items before they were shared."""
+        return self.all_gather(local).transpose(0, 1).flatten(0, 1)
+
+
+class Collector:
+    """Produces the rollouts of an iteration, the same ones on any number of ranks.
+
+    Args:
+        engine: Samples the completions.
+        reward: Scores them.
+        estimator: Turns the rewards of all ranks into advantages.
+        threshold: Holds tau, which is updated after the advantages are made.
+        collapse_rate: Counts collapsed groups over the run; it is given the rewards of all ranks, so it needs no sync.
+        tokenizer: Decodes completions, for rewards and logs only.
+        group_size: Completions per prompt (G).
+        sampling: How training completions are sampled.
+        collapse_on: The part of the reward that ACR is measured on.
+        truncated: What becomes of completions cut at the limit: ``keep``; ``mask``, no loss tokens but still in the
+            group's statistics; ``exclude``, out of both.
+        topology: Ranks.
+        seed: Seed of the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: RolloutEngine,
+        reward: Reward,
+        estimator: AdvantageEstimator,
+        threshold: AdaptiveThreshold,
+        collapse_rate: AdvantageCollapseRate,
+        tokenizer: PreTrainedTokenizerBase,
+        group_size: int,
+        sampling: SamplingParams,
+        collapse_on: Literal["accuracy", "total"] = "accuracy",
+        truncated: Literal["keep", "mask", "exclude"] = "keep",
+        topology: Topology = Topology(),
+        seed: int = 0,
+    ) -> None:
+        self.engine = engine
+        self.reward = reward
+        self.estimator = estimator
+        self.threshold = threshold
+        self.collapse_rate = collapse_rate
+        self.tokenizer = tokenizer
+        self.group_size = group_size
+        self.sampling = sampling
+        self.collapse_on = collapse_on
+        self.truncated = truncated
+        self.topology = topology
+        self.seed = seed
+
+    def collect(self, prompts: Sequence[Prompt], *, iteration: int) -> Rollout:
+        """The rollouts of one iteration.
+
+        Args:
+            prompts: Those of all ranks, the same list on each.
+            iteration: Iterations done before this one.
+        """
+        started = time.perf_counter()
+        own = self.topology.share(prompts)
+        completions = self._generate(own, self.sampling, self.group_size, iteration)
+        generated = time.perf_counter()
+        table = self._gathered(own, completions)
+        scored = time.perf_counter()
+
+        rewards, accuracy = table[..., 0], table[..., 1]
+        measured = accuracy if self.collapse_on == "accuracy" else rewards
+        context = AdvantageContext(
+            iteration=iteration,
+            acr=self.collapse_rate(measured).item(),
+            tau=self.threshold.compute().item(),
+            prompt_ids=tuple(prompt.id for prompt in prompts),
+            seed=self.seed,
+        )
+        advantages = self.estimator(rewards, context)
+        collapse = self._collapse_summary(measured, rewards, [prompt.level for prompt in prompts], context)
+        if scorable_groups(rewards).any():
+            self.threshold.update(context.acr, rewards.nanmean().item())
+
+        rank, world_size = self.topology.rank, self.topology.world_size
+        own_rewards, own_advantages = rewards[rank::world_size], advantages[rank::world_size]
+        batch = to_batch(
+            own,
+            completions,
+            rewards=own_rewards,
+            advantages=own_advantages,
+            sampling=self.sampling,
+            trained=scorable_groups(own_rewards),
+            mask_truncated=self.truncated == "mask",
+        )
+        return Rollout(
+            name="train",
+            iteration=iteration,
+            prompts=tuple(own),
+            completions=completions,
+            rewards=own_rewards,
+            advantages=own_advantages,
+            batch=batch,
+            collapse=collapse,
+            metrics={
+                **_means(table),
+                "time/generate_seconds": generated - started,
+                "time/score_seconds": scored - generated,
+                "time/generated_tokens_per_second": batch.completion_mask.sum().item() / (generated - started),
+            },
+        )
+
+    def evaluate(self, evaluation: EvaluationSet, prompts: Sequence[Prompt], *, first_index: int) -> Rollout:
+        """Answers to some prompts of an evaluation set, under its protocol.
+
+        Args:
+            evaluation: The set.
+            prompts: Some of its prompts, those of this rank.
+            first_index: Tells these prompts from others of the set in the seeds.
+        """
+        sampling = replace(self.sampling, temperature=evaluation.temperature)
+        completions = self._generate(prompts, sampling, evaluation.num_samples, evaluation.name, first_index)
+        _, accuracy = self._score(prompts, completions)
+        return Rollout(
+            name=evaluation.name, iteration=0, prompts=tuple(prompts), completions=completions, rewards=accuracy
+        )
+
+    def _generate(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, num_samples: int, draw: int | str, first: int = 0
+    ) -> tuple[tuple[Completion, ...], ...]:
+        rank, world_size = self.topology.rank, self.topology.world_size
+        indices = (first + i * world_size + rank for i in range(len(prompts)))
+        seeds = [[derive_seed(self.seed, draw, index, j) for j in range(num_samples)] for index in indices]
+        groups = self.engine.generate(prompts, seeds, sampling)
+        assert [len(group) for group in groups] == [num_samples] * len(prompts), "an engine answers every request"
+        ids = [list(completion.token_ids) for group in groups for completion in group]
+        texts = iter(self.tokenizer.batch_decode(ids, skip_special_tokens=True))
+        return tuple(tuple(replace(completion, text=next(texts)) for completion in group) for group in groups)
+
+    def _score(
+        self, prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]]
+    ) -> tuple[Tensor, Tensor]:
+        """Total and accuracy, float64 [B, G] each."""
+        pairs = [(p, c) for p, group in zip(prompts, completions, strict=True) for c in group]
+        scores = self.reward.score([p for p, _ in pairs], [c for _, c in pairs])
+        shape = (len(prompts), len(completions[0]) if completions else 0)
+        return scores.total.reshape(shape), scores.accuracy.reshape(shape)
+
+    def _gathered(self, prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]]) -> Tensor:
+        """float64 [N, G, 4] of all ranks: total, accuracy, length, truncated. One collective for all of it."""
+        total, accuracy = self._score(prompts, completions)
+        lengths = torch.tensor([[len(c.token_ids) for c in group] for group in completions], dtype=torch.float64)
+        truncated = torch.tensor([[c.truncated for c in group] for group in completions])
+        if self.truncated == "exclude":
+            total, accuracy = (values.masked_fill(truncated, float("nan")) for values in (total, accuracy))
+        return self.topology.gather(torch.stack([total, accuracy, lengths, truncated.double()], dim=-1))
+
+    def _collapse_summary(
+        self, measured: Tensor, rewards: Tensor, levels: Sequence[str], context: AdvantageContext
+    ) -> CollapseSummary:
+        scorable, collapsed = scorable_groups(measured), collapsed_groups(measured)
+        right = collapsed & (measured.nan_to_num(nan=-torch.inf).amax(-1) > 0)
+        still = collapsed & self.estimator.still_collapsed(rewards, context)
+        num_groups = int(scorable.sum())
+
+        def rate(groups: Tensor) -> float:
+            return groups.sum().item() / num_groups if num_groups else 0.0
+
+        by_level = {
+            level: advantage_collapse_rate(measured[[i for i, other in enumerate(levels) if other == level]]).item()
+            for level in sorted(set(levels) - {""})
+        }
+        return CollapseSummary(
+            acr=context.acr,
+            acr_effective=rate(still),
+            acr_all_right=rate(right),
+            acr_all_wrong=rate(collapsed & ~right),
+            acr_cumulative=self.collapse_rate.compute().item(),
+            tau=context.tau,
+            num_virtual=self.estimator.num_virtual(rewards.shape[1], context),
+            num_groups=num_groups,
+            num_unscorable=len(rewards) - num_groups,
+            acr_by_level=by_level,
+        )
+
+
+def _means(table: Tensor) -> dict[str, float]:
+    """Means over all ranks of the gathered table; NaN rewards are left out and counted."""
+    rewards, accuracy, lengths, truncated = table.unbind(-1)
+    unscorable = rewards.isnan()
+    valid = rewards[~unscorable]
+    return {
+        "reward/mean": valid.mean().item() if len(valid) else 0.0,
+        "reward/std": valid.std(correction=0).item() if len(valid) else 0.0,
+        "reward/accuracy": accuracy[~accuracy.isnan()].mean().item() if not accuracy.isnan().all() else 0.0,
+        "reward/unscorable": unscorable.double().mean().item(),
+        "completion/length": lengths.mean().item(),
+        "completion/truncated": truncated.mean().item(),
+    }
