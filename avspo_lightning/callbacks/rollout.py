@@ -95,21 +95,21 @@ class RolloutCallback(pl.Callback):
         self.prompts_per_step = prompts_per_step
         self.sampling = SamplingParams(max_tokens=max_completion_tokens, temperature=temperature)
         self.stop = stop or []
-        self.num_passes = num_passes
         self.minibatch_size = minibatch_size
         self.truncated: Literal["keep", "mask", "exclude"] = truncated
         self.collapse_on: Literal["accuracy", "total"] = collapse_on
         self.evaluation_batch_size = evaluation_batch_size
         self.seed = seed
         self.cursor = None if prompts is None else PromptCursor(tuple(prompts), seed=seed)
-        self._buffer: RolloutBuffer | None = None
-        self._collector: Collector | None = None
         self._topology = Topology()
+        self._buffer = RolloutBuffer(
+            num_rows=self._num_rows, minibatch_size=minibatch_size, num_passes=num_passes, seed=seed
+        )
+        self._collector: Collector | None = None
         self._trainer: pl.Trainer | None = None
         self._policy_version = 0
         self._synced_step = -1
         self._metrics: dict[str, float] = {}
-        self._restored_buffer: dict[str, Any] = {}
 
     # -- wiring
 
@@ -130,9 +130,9 @@ class RolloutCallback(pl.Callback):
         self._topology = Topology(
             rank=trainer.global_rank, world_size=world_size, all_gather=_all_gather(trainer, pl_module)
         )
-        buffer = self.train_dataloader()
+        self._buffer.num_rows = self._num_rows
         if isinstance(trainer.datamodule, PromptDataModule):
-            trainer.datamodule.connect(train_loader=buffer, evaluate=self.evaluation_loader)
+            trainer.datamodule.connect(train_loader=self._buffer, evaluate=self.evaluation_loader)
         elif stage == "fit" and self.cursor is None:
             raise MisconfigurationException(
                 "RolloutCallback has no prompts: give the Trainer a `PromptDataModule`, or the callback `prompts=[...]`."
@@ -140,14 +140,6 @@ class RolloutCallback(pl.Callback):
 
     def train_dataloader(self) -> RolloutBuffer:
         """The loader of training rollouts, for ``Trainer.fit(train_dataloaders=...)`` without a data module."""
-        if self._buffer is None or self._buffer.num_rows != self._num_rows:
-            self._buffer = RolloutBuffer(
-                num_rows=self._num_rows,
-                minibatch_size=self.minibatch_size,
-                num_passes=self.num_passes,
-                seed=self.seed,
-            )
-        self._buffer.restore(self._restored_buffer)
         return self._buffer
 
     def evaluation_loader(self, evaluation: EvaluationSet) -> EvaluationLoader:
@@ -162,7 +154,7 @@ class RolloutCallback(pl.Callback):
         rollout = collector.collect(self._next_prompts(trainer, pl_module), iteration=trainer.current_epoch)
         self.engine.sleep()
         started = time.perf_counter()
-        assert self._buffer is not None and rollout.batch is not None
+        assert rollout.batch is not None, "training rollouts have rows"
         batch = rollout.batch
         refresh = getattr(pl_module, "refresh_old_policy", None)
         if refresh is not None:
@@ -210,14 +202,13 @@ class RolloutCallback(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Threshold, estimator, prompts, and the rollouts that are still to be learned from, of every rank."""
-        snapshot = {} if self._buffer is None else self._buffer.snapshot()
         return {
             "threshold": self.threshold.state_dict(),
             "collapse_rate": self.collapse_rate.state_dict(),
             "advantage": self.advantage.state_dict(),
             "cursor": None if self.cursor is None else self.cursor.state_dict(),
             "metrics": self._metrics,
-            "buffers": _gather_objects(snapshot, self._topology.world_size),
+            "buffers": _gather_objects(self._buffer.snapshot(), self._topology.world_size),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -234,9 +225,8 @@ class RolloutCallback(pl.Callback):
                 f"The checkpoint was saved in the middle of an iteration of {len(buffers)} processes and cannot go on"
                 f" with {self._topology.world_size}: use as many, or a checkpoint saved at the end of an iteration."
             )
-        self._restored_buffer = buffers[self._topology.rank] if any(buffers) else {}
-        if self._buffer is not None:
-            self._buffer.restore(self._restored_buffer)
+        if any(buffers):
+            self._buffer.restore(buffers[self._topology.rank])
 
     # -- parts
 

@@ -103,7 +103,7 @@ def logprobs_from_hidden(
 ) -> TokenStatistics:
     """:func:`token_logprobs` of ``head(hidden)`` without ever holding the logits of more than one chunk of tokens.
 
-    Chunks are computed again in backward. A chunk costs about five times ``chunk_bytes`` while it is worked on, and
+    Chunks are computed again in backward. While a chunk is worked on it takes up to four times ``chunk_bytes``, and
     each one reads the whole head: raise ``chunk_bytes`` for speed, lower it for memory.
 
     Args:

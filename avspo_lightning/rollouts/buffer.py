@@ -22,7 +22,7 @@ class RolloutBuffer:
     micro-batches then simply add up to the loss of the step, however it is split.
 
     Args:
-        num_rows: Rows per iteration on this rank.
+        num_rows: Rows per iteration on this rank; may be set later, once the number of ranks is known.
         minibatch_size: Rows per forward on this rank; None: all of them.
         num_passes: Sweeps over the rows per iteration (PPO's epochs, mu in the GRPO paper).
         seed: Orders the rows where a pass has more than one batch.
@@ -30,7 +30,7 @@ class RolloutBuffer:
 
     def __init__(self, *, num_rows: int, minibatch_size: int | None = None, num_passes: int = 1, seed: int = 0) -> None:
         self.num_rows = num_rows
-        self.minibatch_size = min(minibatch_size or num_rows, num_rows)
+        self.minibatch_size = minibatch_size
         self.num_passes = num_passes
         self.seed = seed
         self._batch: RolloutBatch | None = None
@@ -39,7 +39,7 @@ class RolloutBuffer:
         self._position = 0
 
     def __len__(self) -> int:
-        return math.ceil(self.num_rows / self.minibatch_size) * self.num_passes
+        return math.ceil(self.num_rows / (self.minibatch_size or self.num_rows)) * self.num_passes
 
     def num_steps(self, accumulate: int) -> int:
         """Optimizer steps per iteration."""
@@ -106,8 +106,9 @@ class RolloutBuffer:
         order: list[Tensor] = []
         for sweep in range(self.num_passes):
             rows = torch.arange(num_rows)
-            if self.minibatch_size < num_rows:
+            size = self.minibatch_size or num_rows
+            if size < num_rows:
                 generator = torch.Generator().manual_seed(derive_seed(self.seed, iteration, "pass", sweep))
                 rows = torch.randperm(num_rows, generator=generator)
-            order += list(rows.split(self.minibatch_size))
+            order += list(rows.split(size))
         return order

@@ -16,8 +16,8 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
 
 
 def assert_close(actual: Any, expected: Any, dtype: torch.dtype = torch.float64, message: str = "") -> None:
-    actual = torch.as_tensor(actual).detach().double()
-    expected = torch.as_tensor(expected).detach().double()
+    actual = torch.as_tensor(actual, dtype=torch.float64).detach()
+    expected = torch.as_tensor(expected, dtype=torch.float64).detach()
     assert actual.shape == expected.shape, f"{message}: {actual.shape} != {expected.shape}"
     error = (actual - expected).abs().max().item() if actual.numel() else 0.0
     assert error <= TOLERANCE[dtype], f"{message}: off by {error}"

@@ -134,11 +134,13 @@ def test_rewards_outside_unit_range_are_mapped() -> None:
         ([[1.0, 0.0]], {"group_ids": torch.tensor([0, 0])}, "flat rewards"),
     ],
 )
+@pytest.mark.usefixtures("annotations_off")
 def test_wrong_rewards_are_refused(rewards: list, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         collapsed_groups(rewards, **options)
 
 
+@pytest.mark.usefixtures("annotations_off")
 def test_empty_reward_range_is_refused() -> None:
     with pytest.raises(ValueError, match="`reward_range`"):
         as_rewards([[0, 1]], reward_range=(1.0, 1.0))

@@ -58,6 +58,7 @@ def test_majority_vote_matches_a_count() -> None:
         (lambda: majority_at_k(torch.zeros(2, 3).long(), torch.zeros(2, 2).bool()), "shape of `answers`"),
     ],
 )
+@pytest.mark.usefixtures("annotations_off")
 def test_wrong_counts_are_refused(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()

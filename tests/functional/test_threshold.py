@@ -51,6 +51,7 @@ def test_a_step_of_zero_keeps_the_threshold_fixed_and_zero_is_a_bound() -> None:
         ({"rule": "ema"}, "sign, raw"),
     ],
 )
+@pytest.mark.usefixtures("annotations_off")
 def test_wrong_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         next_threshold(0.5, 0.8, 0.4, 0.3, **options)

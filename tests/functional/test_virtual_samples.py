@@ -27,6 +27,7 @@ def test_golden_number_of_samples_under_both_exponents() -> None:
     assert checked == 32
 
 
+@pytest.mark.usefixtures("annotations_off")
 def test_number_of_samples_is_the_exact_ceiling() -> None:
     for size in range(1, 33):
         for groups in range(1, 65):
@@ -104,6 +105,7 @@ def test_nothing_is_asked_for() -> None:
         (lambda: num_virtual_triggered(0.5, 8, threshold=0.1, num_virtual=0), "`num_virtual`"),
     ],
 )
-def test_wrong_options_are_refused(call, message: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.usefixtures("annotations_off")
+def test_wrong_options_are_refused(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
