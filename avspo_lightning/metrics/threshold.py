@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -78,14 +79,14 @@ class AdaptiveThreshold(ExactMetric):
             reward_mean: Mean of all real rewards over all ranks. The first one moves nothing, for want of a change.
                 Where this or the rate is NaN (nothing was scored), the update does nothing at all.
         """
-        acr, reward_mean = torch.as_tensor(acr), torch.as_tensor(reward_mean)
-        if acr.isnan() or reward_mean.isnan():
+        rate, mean = float(acr), float(reward_mean)
+        if math.isnan(rate) or math.isnan(mean):
             return
         tau = next_threshold(
-            self.tau, acr, reward_mean, self.last_reward_mean, eta=self.eta, bounds=self.bounds, rule=self.rule
+            self.tau, rate, mean, self.last_reward_mean, eta=self.eta, bounds=self.bounds, rule=self.rule
         )
         self.tau = torch.full_like(self.tau, tau)
-        self.last_reward_mean = torch.full_like(self.last_reward_mean, float(reward_mean))
+        self.last_reward_mean = torch.full_like(self.last_reward_mean, mean)
 
     def compute(self) -> Float64[Tensor, ""]:
         """tau, float64: the threshold of the next step."""

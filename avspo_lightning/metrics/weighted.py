@@ -10,6 +10,8 @@ from torch import Tensor
 
 from avspo_lightning.metrics.exact import ExactMetric
 
+Scalar = float | int | Tensor
+
 
 class WeightedMeans(ExactMetric):
     """Means weighted by tokens or rows, and maxima, exact over batches of any size and over ranks.
@@ -55,7 +57,7 @@ class WeightedMeans(ExactMetric):
             lowest = torch.full((len(maxima),), -torch.inf, dtype=torch.float64)
             self.add_state("largest", lowest, dist_reduce_fx="max", persistent=True)
 
-    def update(self, values: Mapping[str, tuple[float | Tensor, float | Tensor]]) -> None:
+    def update(self, values: Mapping[str, tuple[Scalar, Scalar]]) -> None:
         """Adds one batch.
 
         Args:
@@ -87,9 +89,7 @@ class WeightedMeans(ExactMetric):
             result |= zip(self.maxima, largest, strict=True)
         return result
 
-    def _columns(
-        self, values: Mapping[str, tuple[float | Tensor, float | Tensor]], names: Sequence[str]
-    ) -> tuple[Tensor, ...]:
+    def _columns(self, values: Mapping[str, tuple[Scalar, Scalar]], names: Sequence[str]) -> tuple[Tensor, ...]:
         pairs = [values.get(name, (0.0, 0.0)) for name in names]
         numbers = [
             torch.as_tensor(number, dtype=torch.float64, device=self.device) for pair in pairs for number in pair

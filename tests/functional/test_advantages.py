@@ -120,9 +120,7 @@ def test_uniform_draws_anew_for_every_group_from_its_generator() -> None:
     rewards = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 1.0]])
     options = {"threshold": 0.1, "strategy": "uniform"}
     virtual = augmented_rewards(rewards, generator=torch.Generator().manual_seed(3), **options)[:, 3:]
-    assert torch.equal(
-        virtual[:2], torch.rand(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    )
+    assert torch.equal(virtual[:2], torch.rand(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
     assert virtual[2].isnan().all()
     seeded = [avspo_advantages(rewards, generator=torch.Generator().manual_seed(3), **options) for _ in range(2)]
     assert torch.equal(*seeded)
@@ -188,9 +186,7 @@ def test_off_the_trigger_and_in_mixed_groups_the_bits_are_grpo_s() -> None:
         continuous = torch.randn(8, 8, generator=torch.Generator().manual_seed(seed))
         assert torch.equal(avspo_advantages(continuous, threshold=0.0), group_advantages(continuous))
         mapped = {"reward_range": (-1.0, 2.0)}
-        assert torch.equal(
-            avspo_advantages(rewards, threshold=acr, **mapped), group_advantages(rewards, **mapped)
-        )
+        assert torch.equal(avspo_advantages(rewards, threshold=acr, **mapped), group_advantages(rewards, **mapped))
 
 
 def test_order_and_micro_batches_change_nothing() -> None:
