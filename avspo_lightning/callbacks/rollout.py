@@ -110,6 +110,7 @@ class RolloutCallback(pl.Callback):
         self._policy_version = 0
         self._synced_step = -1
         self._metrics: dict[str, float] = {}
+        self._started = time.perf_counter()
 
     # -- wiring
 
@@ -148,12 +149,17 @@ class RolloutCallback(pl.Callback):
 
     # -- moments
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Starts the clock of an iteration that is resumed in its middle."""
+        self._started = time.perf_counter()
+
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Collects the rollouts of an iteration and fills the buffer with them."""
+        self._started = time.perf_counter()
         collector = self.collector(pl_module)
         rollout = collector.collect(self._next_prompts(trainer, pl_module), iteration=trainer.current_epoch)
         self.engine.sleep()
-        started = time.perf_counter()
+        collected = time.perf_counter()
         assert rollout.batch is not None, "training rollouts have rows"
         batch = rollout.batch
         refresh = getattr(pl_module, "refresh_old_policy", None)
@@ -167,7 +173,7 @@ class RolloutCallback(pl.Callback):
             accumulate=trainer.accumulate_grad_batches,
             all_reduce=_all_reduce(trainer, pl_module),
         )
-        self._metrics = {**rollout.metrics, "time/logprob_seconds": time.perf_counter() - started}
+        self._metrics = {**rollout.metrics, "time/logprob_seconds": time.perf_counter() - collected}
         notify(trainer, pl_module, replace(rollout, batch=batch))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -175,7 +181,9 @@ class RolloutCallback(pl.Callback):
 
         At its end, since a run that is resumed in the middle of an iteration must log it too.
         """
-        self.log_dict({f"train/{name}": float(value) for name, value in self._metrics.items()})
+        seconds = time.perf_counter() - self._started
+        self._metrics["time/tokens_per_second"] = self._metrics["completion/num_tokens"] / seconds
+        self.log_dict({f"train/{name}": value for name, value in self._metrics.items()})
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Releases the engine."""

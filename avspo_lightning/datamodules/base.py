@@ -121,8 +121,15 @@ def tokenized(prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase) -> 
     """The prompts with their ids, those that have ids unchanged.
 
     Exactly one BOS where the tokenizer adds one, whether the text (a chat template's, say) begins with it or not.
+
+    Raises:
+        ValueError: If a prompt has no token.
     """
-    return [p if p.token_ids else replace(p, token_ids=_encode(p.text, tokenizer)) for p in prompts]
+    encoded = [p if p.token_ids else replace(p, token_ids=_encode(p.text, tokenizer)) for p in prompts]
+    for prompt in encoded:
+        if not prompt.token_ids:
+            raise ValueError(f"Prompt `{prompt.id}` has no token, its text is {prompt.text!r}; a model needs one.")
+    return encoded
 
 
 def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -109,7 +109,8 @@ def augmented_rewards(
         r_max_source: r_max is the largest ``achievable`` reward, or the ``observed`` one of the group (then an
             all-wrong group stays collapsed under uniform, fixed and exp).
         augment: Collapsed groups to augment: ``both`` kinds, or those all ``wrong`` or all ``right`` only.
-        reward_range: Smallest and largest reward that the task can give; other than (0, 1), rewards are mapped to it.
+        reward_range: Smallest and largest reward that the task can give; other than (0, 1), rewards are mapped from it
+            to [0, 1] first.
         success_threshold: A group is right if its largest reward is above it, in units of ``rewards``; None: if it is
             above the lower end of ``reward_range`` (the paper's rule).
         atol: See :func:`collapsed_groups`.

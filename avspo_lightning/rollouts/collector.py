@@ -147,7 +147,6 @@ class Collector:
                 **_means(table),
                 "time/generate_seconds": generated - started,
                 "time/score_seconds": scored - generated,
-                "time/generated_tokens_per_second": batch.completion_mask.sum().item() / (generated - started),
             },
         )
 
@@ -236,5 +235,6 @@ def _means(table: Tensor) -> dict[str, float]:
         "reward/accuracy": accuracy[~accuracy.isnan()].mean().item() if not accuracy.isnan().all() else 0.0,
         "reward/unscorable": unscorable.double().mean().item(),
         "completion/length": lengths.mean().item(),
+        "completion/num_tokens": lengths.sum().item(),
         "completion/truncated": truncated.mean().item(),
     }

@@ -98,7 +98,7 @@ def test_golden_general_form(dtype: torch.dtype) -> None:
 
 def test_golden_strategies() -> None:
     for case in GOLDEN["virtual_strategies"]:
-        if case["strategy"] in ("draft", "uniform"):
+        if case["strategy"] not in ("fixed", "exp", "stratified"):
             continue
         rewards = torch.full((1, case["G"]), float(case["group"] == "all_correct"))
         actual = avspo_advantages(
@@ -298,7 +298,7 @@ def test_success_threshold_is_in_units_of_the_rewards() -> None:
     ("options", "message"),
     [
         ({"augment": "none"}, "both, wrong, right"),
-        ({"strategy": "draft"}, "none, uniform, fixed, exp, stratified"),
+        ({"strategy": "geometric"}, "none, uniform, fixed, exp, stratified"),
         ({"r_max_source": "max"}, "achievable, observed"),
         ({"exponent": "half"}, "alpha, one_minus_alpha"),
         ({"ddof_group": 2}, "`ddof`"),

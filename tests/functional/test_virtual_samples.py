@@ -57,7 +57,7 @@ def test_golden_values() -> None:
 def test_golden_strategies() -> None:
     checked = set()
     for case in GOLDEN["virtual_strategies"]:
-        if case["strategy"] in ("draft", "uniform"):
+        if case["strategy"] not in ("fixed", "exp", "stratified"):
             continue
         r_obs = 1.0 if case["group"] == "all_correct" else 0.0
         r_max = r_obs if case["r_max_source"] == "max_observed" else 1.0
@@ -93,7 +93,7 @@ def test_nothing_is_asked_for() -> None:
     ("call", "message"),
     [
         (lambda: virtual_rewards(-1.0, 4), "`reward_range`"),
-        (lambda: virtual_rewards(1.0, 4, strategy="draft"), "none, uniform, fixed, exp, stratified"),
+        (lambda: virtual_rewards(1.0, 4, strategy="geometric"), "none, uniform, fixed, exp, stratified"),
         (lambda: virtual_rewards(1.0, -1), "`num_virtual`"),
         (lambda: virtual_rewards(0.0, 4, r_anchor=0.0), "`r_anchor`"),
         (lambda: num_virtual_samples(1.5, 8), "`acr`"),

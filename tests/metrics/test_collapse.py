@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torchmetrics import MetricCollection
 
 from avspo_lightning.functional import advantage_collapse_rate
@@ -70,7 +71,7 @@ def test_state_is_integer_survives_casts_and_checkpoints() -> None:
     assert [state.dtype for state in metric.metric_state.values()] == [torch.int64]
     assert_close(metric.compute(), 300 / 301)
     restored = AdvantageCollapseRate()
-    restored.load_state_dict(metric.state_dict())
+    nn.ModuleDict({"rate": restored}).load_state_dict(nn.ModuleDict({"rate": metric}).state_dict())
     restored.update([[0, 1]])
     assert_close(restored.compute(), 300 / 302)
 
