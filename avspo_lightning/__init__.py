@@ -14,6 +14,7 @@ _HOME = {
     "AdvantageEstimator": "advantages",
     "CollapseMonitor": "callbacks",
     "CompletionLogger": "callbacks",
+    "IterationCheckpoint": "callbacks",
     "IterationProgressBar": "callbacks",
     "RolloutCallback": "callbacks",
     "RolloutObserver": "callbacks",

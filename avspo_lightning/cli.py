@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -14,6 +14,7 @@ from avspo_lightning import advantages, datamodules, rewards, rollouts  # noqa: 
 from avspo_lightning.callbacks import (
     CollapseMonitor,
     CompletionLogger,
+    IterationCheckpoint,
     IterationProgressBar,
     RolloutCallback,
     RunSummary,
@@ -32,13 +33,22 @@ class AVSPOCLI(LightningCLI):
         parser.add_lightning_class_args(CompletionLogger, "completions")
         parser.add_lightning_class_args(RunSummary, "summary")
         parser.add_lightning_class_args(IterationProgressBar, "progress")
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
-        parser.set_defaults({"checkpoint.save_last": True, "progress.refresh_rate": 10})
+        parser.add_lightning_class_args(IterationCheckpoint, "checkpoint")
+        parser.set_defaults({"checkpoint.save_last": True, "checkpoint.save_on_exception": True, "progress.refresh_rate": 10})
         parser.link_arguments(
             ("model.policy", "model.tokenizer"), "data.init_args.tokenizer", compute_fn=_tokenizer_source
         )
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "rollout.seed", compute_fn=_seed)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Leaves out the callbacks that the Trainer's own switches turn off; Lightning would refuse them."""
+        switches = {"progress": "enable_progress_bar", "checkpoint": "enable_checkpointing"}
+        parser = self._parser(self.subcommand)
+        for key, switch in switches.items():
+            if self._get(self.config_init, f"trainer.{switch}") is False:
+                parser.callback_keys.remove(key)
+        return super().instantiate_trainer(**kwargs)
 
     def instantiate_classes(self) -> None:
         """Builds module, data module and callbacks; a value that cannot work ends the command with its message."""

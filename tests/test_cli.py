@@ -49,6 +49,13 @@ def test_fit_validate_test_predict(config: str, tmp_path: Path, capsys: pytest.C
     assert len(written[0].read_text().splitlines()) == 12
 
 
+def test_the_switches_of_the_trainer_turn_callbacks_off(config: str, tmp_path: Path) -> None:
+    off = ["--trainer.enable_progress_bar", "false", "--trainer.enable_checkpointing", "false", "--summary.picture", ""]
+    main(["fit", "-c", config, *off])
+    assert not list(tmp_path.rglob("*.ckpt"))
+    assert not list(tmp_path.rglob("*.png"))
+
+
 def test_print_config_names_every_knob_and_reads_back(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["fit", "-c", config, "--rollout.advantage", "GRPO", "--rollout.threshold.eta", "0", "--print_config"])

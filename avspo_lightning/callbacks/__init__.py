@@ -1,5 +1,6 @@
 """When things happen."""
 
+from avspo_lightning.callbacks.checkpoint import IterationCheckpoint
 from avspo_lightning.callbacks.collapse import CollapseMonitor
 from avspo_lightning.callbacks.completions import CompletionLogger
 from avspo_lightning.callbacks.observer import RolloutObserver
@@ -10,6 +11,7 @@ from avspo_lightning.callbacks.summary import RunSummary
 __all__ = [
     "CollapseMonitor",
     "CompletionLogger",
+    "IterationCheckpoint",
     "IterationProgressBar",
     "RolloutCallback",
     "RolloutObserver",

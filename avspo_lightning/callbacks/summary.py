@@ -88,8 +88,8 @@ class RunSummary(RolloutObserver):
         if not trainer.sanity_checking and value is not None:
             self._accuracy.append((trainer.current_epoch + 1, float(value)))
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Prints the table and draws the picture."""
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Prints the table and draws the picture, once the last checkpoint is written."""
         self._seconds += time.perf_counter() - self._started
         if not trainer.is_global_zero or not self._records:
             return

@@ -54,8 +54,7 @@ def pass_at_k(num_samples: int | Int[Tensor, " N"], num_correct: Int[Tensor, " N
     if (num_correct < 0).any() or (num_correct > total).any():
         raise ValueError("`num_correct` must be in [0, num_samples] for every problem.")
     drawn = torch.arange(k, device=num_correct.device)
-    # The factors reach 0 once fewer than k answers are wrong; what follows is negative and must not revive the product.
-    all_wrong = ((total - num_correct)[:, None] - drawn).clamp(min=0).double() / (total[:, None] - drawn)
+    all_wrong = ((total - num_correct)[:, None] - drawn).double() / (total[:, None] - drawn)
     return 1 - all_wrong.prod(-1)
 
 

@@ -18,6 +18,7 @@ from avspo_lightning import (
     AVSPOModule,
     CollapseMonitor,
     CompletionLogger,
+    IterationCheckpoint,
     IterationProgressBar,
     RolloutCallback,
     RolloutObserver,
@@ -166,6 +167,15 @@ def test_summary(tmp_path: Path, tiny_folder: str, capsys: pytest.CaptureFixture
     assert table["val/arithmetic/accuracy before"] == "not measured"
     picture = Path(table["curves"]).read_bytes()
     assert picture.startswith(b"\x89PNG")
+
+
+def test_the_end_of_a_run_is_kept(tmp_path: Path, tiny_folder: str) -> None:
+    checkpoint = IterationCheckpoint(tmp_path, save_last=True, every_n_train_steps=2)
+    module, run = fit(tmp_path, tiny_folder, callbacks=[checkpoint], enable_checkpointing=True, max_epochs=3)
+    state = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert state["global_step"] == run.global_step == 3
+    for name, value in weights(module).items():
+        assert torch.equal(state["state_dict"][f"model.{name}"], value)
 
 
 def test_progress_bar(tmp_path: Path, tiny_folder: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,10 +62,7 @@ def test_answers_worked_by_hand(a, operator, b, right, forgetful):
 def test_the_forgetful_are_wrong_exactly_where_something_is_carried_or_borrowed():
     for _, prompt in EVERY:
         a, operator, b = operands(prompt.text)
-        if operator == "+":
-            simple = a % 10 + b % 10 < 10 and a + b < 100
-        else:
-            simple = a % 10 >= b % 10
+        simple = a % 10 + b % 10 < 10 and a + b < 100 if operator == "+" else a % 10 >= b % 10
         assert (solve(a, b, operator, forgetful=True) == prompt.answer) == simple, prompt.text
 
 

@@ -88,6 +88,11 @@ def test_mean_and_std_match_a_plain_loop() -> None:
                 assert_close(torch.stack([mean[row], std[row]]), mean_std(valid, ddof))
 
 
+def test_two_scored_rewards_have_a_sample_spread() -> None:
+    mean, std = group_mean_std(as_rewards([[1, None, 0]]), ddof=1)
+    assert_close(torch.stack([mean, std])[:, 0], [0.5, math.sqrt(0.5)])
+
+
 def test_parts_that_cancel_collapse_in_total_only() -> None:
     first, second = torch.tensor([[1.0, 0.0, 1.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0, 1.0]])
     assert collapsed_groups(first + second).item()

@@ -36,6 +36,8 @@ def test_number_of_samples_is_the_exact_ceiling() -> None:
                 exact = root * root == size * size * collapsed * groups
                 expected = -(-root // groups) if exact else root // groups + 1
                 assert num_virtual_samples(collapsed / groups, size) == max(1, min(size, expected))
+    assert 100 * 0.07 > 7
+    assert num_virtual_samples(0.07, 100, alpha=1.0) == 7
 
 
 def test_trigger_is_strict() -> None:
