@@ -34,7 +34,9 @@ class AVSPOCLI(LightningCLI):
         parser.add_lightning_class_args(RunSummary, "summary")
         parser.add_lightning_class_args(IterationProgressBar, "progress")
         parser.add_lightning_class_args(IterationCheckpoint, "checkpoint")
-        parser.set_defaults({"checkpoint.save_last": True, "checkpoint.save_on_exception": True, "progress.refresh_rate": 10})
+        parser.set_defaults(
+            {"checkpoint.save_last": True, "checkpoint.save_on_exception": True, "progress.refresh_rate": 10}
+        )
         parser.link_arguments(
             ("model.policy", "model.tokenizer"), "data.init_args.tokenizer", compute_fn=_tokenizer_source
         )

@@ -171,13 +171,13 @@ class RolloutBatch:
 
     def to(self, device: torch.device | str, **kwargs: Any) -> RolloutBatch:
         """Copy with every tensor on ``device`` (Lightning's batch transfer calls it)."""
-        moved = {name: value.to(device, **kwargs) for name, value in self._tensors().items()}
+        moved: dict[str, Any] = {name: value.to(device, **kwargs) for name, value in self._tensors().items()}
         return replace(self, **moved)
 
     def rows(self, index: Tensor | Sequence[int]) -> RolloutBatch:
         """The rows at ``index``, cut to their own longest prompt and completion."""
         index = torch.as_tensor(index, dtype=torch.int64, device=self.completion_ids.device)
-        picked = {name: value[index] for name, value in self._tensors().items()}
+        picked: dict[str, Any] = {name: value[index] for name, value in self._tensors().items()}
         prompt = int(picked["prompt_mask"].sum(-1).max()) if len(index) else 0
         tokens = int(picked["completion_mask"].sum(-1).max()) if len(index) else 0
         for name, value in picked.items():

@@ -109,9 +109,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cells = [(method, seed) for seed in range(arguments.seeds) for method in METHODS]
     with ThreadPoolExecutor(arguments.processes) as pool:
-        results = list(
-            pool.map(lambda cell: run_cell(*cell, arguments.iterations, arguments.folder.absolute()), cells)
-        )
+        results = list(pool.map(lambda cell: run_cell(*cell, arguments.iterations, arguments.folder.absolute()), cells))
     (arguments.folder / "results.jsonl").write_text("".join(json.dumps(result) + "\n" for result in results))
     print(table(results))
 

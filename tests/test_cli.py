@@ -108,5 +108,3 @@ def test_every_config_parses(path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_every_config_says_what_it_is_for() -> None:
     for path in (ROOT / "configs").rglob("*.yaml"):
         assert path.read_text().startswith("# "), f"{path} says what it is for"
-
-

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from avspo_lightning.rollouts import RolloutEngine
 from avspo_lightning.types import Completion, Prompt, SamplingParams

@@ -68,9 +68,7 @@ class AVSPO(AdvantageEstimator):
         }
         self._spread: dict[str, Any] = {"eps": eps, "ddof_group": ddof_group, "ddof_augmented": ddof_augmented}
         # the functions check every option: let a wrong one fail here, before a model is loaded
-        avspo_advantages(
-            [[reward_range[0]] * 2], threshold=0.0, **self._trigger, **self._augmentation, **self._spread
-        )
+        avspo_advantages([[reward_range[0]] * 2], threshold=0.0, **self._trigger, **self._augmentation, **self._spread)
 
     def __call__(self, rewards: Tensor, context: AdvantageContext) -> Tensor:
         """Advantages float64 [N, G].

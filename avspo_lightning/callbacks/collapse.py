@@ -11,6 +11,7 @@ from torchmetrics import MetricCollection
 
 from avspo_lightning.callbacks.observer import RolloutObserver
 from avspo_lightning.metrics import AdvantageCollapseRate
+from avspo_lightning.metrics.collapse import Outcome
 from avspo_lightning.types import CollapseSummary, Rollout
 
 _LAYOUT = {
@@ -37,9 +38,12 @@ class CollapseMonitor(RolloutObserver):
         super().__init__()
         self.rewards_key = rewards_key
         # given the rewards of all ranks, so they need no sync, and the counts in a checkpoint are those of all ranks
-        kinds = {"acr": "any", "acr_all_right": "right", "acr_all_wrong": "wrong"}
+        kinds: dict[str, Outcome] = {"acr": "any", "acr_all_right": "right", "acr_all_wrong": "wrong"}
         self._rates = MetricCollection(
-            {name: AdvantageCollapseRate(outcome=kind, atol=atol, sync_on_compute=False) for name, kind in kinds.items()},
+            {
+                name: AdvantageCollapseRate(outcome=kind, atol=atol, sync_on_compute=False)
+                for name, kind in kinds.items()
+            },
             compute_groups=False,
         )
         self._rates.persistent(True)
@@ -63,13 +67,15 @@ class CollapseMonitor(RolloutObserver):
         rewards = outputs.get(self.rewards_key) if isinstance(outputs, dict) else None
         if not isinstance(rewards, Tensor):
             return
-        everybody = pl_module.all_gather(rewards).reshape(-1, rewards.shape[-1]).cpu()
+        everybody = trainer.strategy.all_gather(rewards).reshape(-1, rewards.shape[-1]).cpu()
         rates = {**self._rates(everybody), "acr_cumulative": self._rates["acr"].compute()}
-        self.log_dict({f"train/collapse/{name}": rate for name, rate in rates.items()}, on_step=True, on_epoch=False)
+        pl_module.log_dict(
+            {f"train/collapse/{name}": rate for name, rate in rates.items()}, on_step=True, on_epoch=False
+        )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Logs the iteration."""
-        self.log_dict({f"train/collapse/{name}": value for name, value in self._iteration.items()})
+        pl_module.log_dict({f"train/collapse/{name}": value for name, value in self._iteration.items()})
 
     def state_dict(self) -> dict[str, Any]:
         """Counts, and the iteration under way."""

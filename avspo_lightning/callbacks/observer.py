@@ -16,6 +16,6 @@ class RolloutObserver(pl.Callback):
 
 def notify(trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:
     """Shows the rollout to every observer among the Trainer's callbacks."""
-    for callback in trainer.callbacks:
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, RolloutObserver):
             callback.on_rollout(trainer, pl_module, rollout)

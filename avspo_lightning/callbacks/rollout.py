@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from avspo_lightning.metrics import AdaptiveThreshold, AdvantageCollapseRate
 from avspo_lightning.rewards import FunctionReward, Reward, RewardFunction
 from avspo_lightning.rollouts import Collector, HFEngine, RolloutBuffer, RolloutEngine, Topology
 from avspo_lightning.rollouts.engine import tokens_containing
-from avspo_lightning.types import EvaluationSet, Prompt, Rollout, SamplingParams
+from avspo_lightning.types import EvaluationSet, Prompt, Rollout, RolloutBatch, SamplingParams
 
 _FEW_PROMPTS = 4  # below this ACR takes so few values that threshold and alpha have little to act on
 
@@ -132,11 +132,12 @@ class RolloutCallback(pl.Callback):
             rank=trainer.global_rank, world_size=world_size, all_gather=_all_gather(trainer, pl_module)
         )
         self._buffer.num_rows = self._num_rows
-        if isinstance(trainer.datamodule, PromptDataModule):
-            trainer.datamodule.connect(train_loader=self._buffer, evaluate=self.evaluation_loader)
+        datamodule = getattr(trainer, "datamodule", None)
+        if isinstance(datamodule, PromptDataModule):
+            datamodule.connect(train_loader=self._buffer, evaluate=self.evaluation_loader)
         elif stage == "fit" and self.cursor is None:
             raise MisconfigurationException(
-                "RolloutCallback has no prompts: give the Trainer a `PromptDataModule`, or the callback `prompts=[...]`."
+                "RolloutCallback has no prompts: give the Trainer a `PromptDataModule`, or the callback `prompts`."
             )
 
     def train_dataloader(self) -> RolloutBuffer:
@@ -183,7 +184,7 @@ class RolloutCallback(pl.Callback):
         """
         seconds = time.perf_counter() - self._started
         self._metrics["time/tokens_per_second"] = self._metrics["completion/num_tokens"] / seconds
-        self.log_dict({f"train/{name}": value for name, value in self._metrics.items()})
+        pl_module.log_dict({f"train/{name}": value for name, value in self._metrics.items()})
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Releases the engine."""
@@ -192,7 +193,7 @@ class RolloutCallback(pl.Callback):
         self._collector = None
         self._trainer = None
 
-    def collector(self, pl_module: pl.LightningModule) -> Collector:
+    def collector(self, pl_module: Any) -> Collector:
         """The collector, with the engine awake and on the policy's current weights."""
         if self._collector is None:
             self._collector = self._new_collector(pl_module)
@@ -242,12 +243,13 @@ class RolloutCallback(pl.Callback):
     def _num_rows(self) -> int:
         return self.prompts_per_step // self._topology.world_size * self.group_size
 
-    def _next_prompts(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> list[Prompt]:
+    def _next_prompts(self, trainer: pl.Trainer, pl_module: Any) -> list[Prompt]:
         if self.cursor is not None:
             return tokenized(self.cursor.take(self.prompts_per_step), pl_module.tokenizer)
-        return trainer.datamodule.next_prompts(self.prompts_per_step)
+        datamodule: PromptDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        return datamodule.next_prompts(self.prompts_per_step)
 
-    def _new_collector(self, pl_module: pl.LightningModule) -> Collector:
+    def _new_collector(self, pl_module: Any) -> Collector:
         for name in ("model", "tokenizer"):
             if getattr(pl_module, name, None) is None:
                 raise MisconfigurationException(
@@ -271,10 +273,11 @@ class RolloutCallback(pl.Callback):
         )
 
     @torch.no_grad()
-    def _old_logprobs(self, trainer: pl.Trainer, batch: Any) -> Tensor:
+    def _old_logprobs(self, trainer: pl.Trainer, batch: RolloutBatch) -> Tensor:
         """Log-probs of the policy that collected, chunk by chunk; through the wrapped module, as training is."""
         rows = torch.arange(len(batch)).split(self.minibatch_size or len(batch))
         width = batch.completion_ids.shape[1]
+        assert trainer.strategy.model is not None, "training has started"
         chunks = [trainer.strategy.model(batch.rows(index)).logprobs for index in rows]
         return torch.cat([torch.nn.functional.pad(c, (0, width - c.shape[1])) for c in chunks]).cpu()
 
@@ -306,7 +309,7 @@ def _require(holds: bool, name: str, value: object, expected: str) -> None:
         raise ValueError(f"`{name}` must be {expected}, got {value!r}.")
 
 
-def _all_gather(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Any:
+def _all_gather(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Callable[[Tensor], Tensor]:
     def gather(local: Tensor) -> Tensor:
         if trainer.world_size == 1:
             return local[None]
@@ -315,7 +318,7 @@ def _all_gather(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Any:
     return gather
 
 
-def _all_reduce(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Any:
+def _all_reduce(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Callable[[Tensor], Tensor]:
     def reduce(local: Tensor) -> Tensor:
         if trainer.world_size == 1:
             return local

@@ -135,7 +135,9 @@ class RunSummary(RolloutObserver):
 
     def _draw(self, path: Path) -> Path | None:
         if not _MATPLOTLIB:
-            rank_zero_warn(f"No picture of the curves: {_MATPLOTLIB}. `pip install 'avspo-lightning[plots]'` brings it.")
+            rank_zero_warn(
+                f"No picture of the curves: {_MATPLOTLIB}. `pip install 'avspo-lightning[plots]'` brings it."
+            )
             return None
         from avspo_lightning.callbacks.curves import draw_curves
 

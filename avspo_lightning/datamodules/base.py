@@ -147,6 +147,6 @@ def _ends_with_eos(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
 def _connected(loader: Any) -> Any:
     if loader is None:
         raise MisconfigurationException(
-            "This data module serves rollouts, and nothing makes them: add `RolloutCallback` to `Trainer(callbacks=...)`."
+            "This data module serves rollouts, and nothing makes them: add a `RolloutCallback` to the callbacks."
         )
     return loader

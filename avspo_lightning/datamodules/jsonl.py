@@ -51,7 +51,7 @@ class JSONLDataModule(PromptDataModule):
                 raise ValueError(f"`{key}` = {file!r} is no file; give the path of a JSON Lines file.")
         self.path = path
         self.val_path = val_path
-        self.name = name
+        self.evaluation_name = name
         self.template = template
         self.columns = {"problem": problem_column, "answer": answer_column}
         self.id_column = id_column
@@ -66,7 +66,7 @@ class JSONLDataModule(PromptDataModule):
         if self.val_path is None:
             return []
         prompts = self._prompts(self.val_path)[: self.max_val_prompts]
-        return [EvaluationSet(name=self.name, prompts=tuple(prompts))]
+        return [EvaluationSet(name=self.evaluation_name, prompts=tuple(prompts))]
 
     def _prompts(self, path: str) -> list[Prompt]:
         from datasets import Dataset  # half a second and more: only where a file is read

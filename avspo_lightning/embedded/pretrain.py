@@ -10,7 +10,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer, get_cosine_schedule_with_warmup
+from transformers import (
+    GenerationConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+    get_cosine_schedule_with_warmup,
+)
 
 from avspo_lightning.embedded.arithmetic import LEVELS, Level, problems, solve
 from avspo_lightning.embedded.cache import built_once, cache_root
@@ -72,9 +78,7 @@ def _build(folder: Path, recipe: Recipe) -> None:
 def tokenizer() -> Qwen2Tokenizer:
     """One token per character; nothing is merged and nothing added."""
     vocabulary = {token: i for i, token in enumerate(_VOCABULARY)}
-    return Qwen2Tokenizer(
-        vocab=vocabulary, merges=[], unk_token=None, bos_token=None, eos_token=_EOS, pad_token=_PAD
-    )
+    return Qwen2Tokenizer(vocab=vocabulary, merges=[], bos_token=None, eos_token=_EOS, pad_token=_PAD)
 
 
 def pretrain(recipe: Recipe) -> Qwen2ForCausalLM:
@@ -97,9 +101,7 @@ def pretrain(recipe: Recipe) -> Qwen2ForCausalLM:
         torch.manual_seed(recipe.seed)
         model = Qwen2ForCausalLM(config)
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.1
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.1)
     schedule = get_cosine_schedule_with_warmup(optimizer, recipe.warmup_steps, recipe.num_steps)
     rng = random.Random(recipe.seed)
     for _ in range(recipe.num_steps):

@@ -51,7 +51,7 @@ class AdvantageCollapseRate(Metric):
         level: str | None = None,
         atol: float = 1e-6,
         success_threshold: float = 0.0,
-        **kwargs: Any,  # noqa: ANN401
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         check_choice("outcome", outcome, get_args(Outcome))

@@ -33,7 +33,7 @@ class PassAtK(ExactMetric):
     higher_is_better = True
     full_state_update = False
 
-    def __init__(self, k: int, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, k: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if k < 1:
             raise ValueError(f"`k` must be at least 1, got {k}.")

@@ -50,7 +50,7 @@ class AdaptiveThreshold(ExactMetric):
         eta: float = 0.01,
         bounds: tuple[float, float] = (0.1, 0.9),
         rule: ThresholdRule = "sign",
-        **kwargs: Any,  # noqa: ANN401
+        **kwargs: Any,
     ) -> None:
         # A cached result would outlive load_state_dict.
         super().__init__(compute_with_cache=False, sync_on_compute=False, **kwargs)

@@ -43,7 +43,7 @@ class WeightedMeans(ExactMetric):
         self,
         names: Sequence[str],
         maxima: Sequence[str] = (),
-        **kwargs: Any,  # noqa: ANN401
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         if not names or len({*names, *maxima}) != len(names) + len(maxima):

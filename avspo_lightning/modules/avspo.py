@@ -9,7 +9,9 @@ from typing import Any, Literal, get_args
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, get_scheduler
@@ -111,7 +113,7 @@ class AVSPOModule(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Loads the tokenizer."""
-        source = self.hparams["tokenizer"] or self.source
+        source = str(self.hparams["tokenizer"] or self.source)
         self.tokenizer = AutoTokenizer.from_pretrained(
             model_path(source), trust_remote_code=self.hparams["trust_remote_code"]
         )
@@ -138,7 +140,7 @@ class AVSPOModule(pl.LightningModule):
         if options["compile"]:
             self.model.get_decoder().compile(dynamic=True)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with the chosen schedule, stepped once per optimizer step."""
         options = self.hparams
         trained = [p for p in self.parameters() if p.requires_grad]
@@ -150,7 +152,7 @@ class AVSPOModule(pl.LightningModule):
         num_steps = self.trainer.estimated_stepping_batches
         if num_steps == float("inf") and "constant" not in options["lr_schedule"]:
             raise MisconfigurationException(
-                f"`lr_schedule` = {options['lr_schedule']!r} needs an end: set `max_epochs` (iterations) or `max_steps`."
+                f"`lr_schedule` = {options['lr_schedule']!r} needs an end: set `max_epochs`, the number of iterations."
             )
         scheduler = get_scheduler(
             options["lr_schedule"],
@@ -243,7 +245,7 @@ class AVSPOModule(pl.LightningModule):
         self,
         epoch: int,
         batch_idx: int,
-        optimizer: Optimizer,
+        optimizer: Optimizer | LightningOptimizer,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
         """One update; none where the step has no token to learn from, since AdamW moves weights on zero gradients too.

@@ -78,6 +78,7 @@ def completion_statistics(policy: PreTrainedModel, batch: RolloutBatch) -> Compl
     values = logprobs_from_hidden(
         hidden[kept], output_head(policy), batch.completion_ids[kept], temperature=batch.temperature, with_entropy=True
     )
+    assert values.entropy is not None, "asked for"
     zeros = torch.zeros(kept.shape, dtype=torch.float32, device=kept.device)
     return CompletionStatistics(
         logprobs=zeros.masked_scatter(kept, values.logprobs.float()),

@@ -56,7 +56,9 @@ def checked(values: Tensor | Sequence[float | None], num_completions: int, name:
         ValueError: If their number is not that of the completions, or one is infinite.
     """
     if not isinstance(values, Tensor):
-        values = torch.tensor([float("nan") if value is None else float(value) for value in values], dtype=torch.float64)
+        values = torch.tensor(
+            [float("nan") if value is None else float(value) for value in values], dtype=torch.float64
+        )
     values = values.detach().to(device="cpu", dtype=torch.float64)
     if values.shape != (num_completions,):
         raise ValueError(

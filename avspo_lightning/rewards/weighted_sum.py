@@ -24,7 +24,9 @@ class WeightedSumReward(Reward):
 
     def __init__(self, rewards: list[Reward], weights: list[float], accuracy: int = 0) -> None:
         if len(rewards) != len(weights) or not rewards:
-            raise ValueError(f"`weights` must hold one weight per reward; got {len(weights)} for {len(rewards)} rewards.")
+            raise ValueError(
+                f"`weights` must hold one weight per reward; got {len(weights)} for {len(rewards)} rewards."
+            )
         if not 0 <= accuracy < len(rewards):
             raise ValueError(f"`accuracy` must be the position of a reward, 0 to {len(rewards) - 1}, got {accuracy}.")
         self.rewards = rewards

@@ -177,9 +177,7 @@ class Collector:
         texts = iter(self.tokenizer.batch_decode(ids, skip_special_tokens=True))
         return tuple(tuple(replace(completion, text=next(texts)) for completion in group) for group in groups)
 
-    def _score(
-        self, prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]]
-    ) -> tuple[Tensor, Tensor]:
+    def _score(self, prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]]) -> tuple[Tensor, Tensor]:
         """Total and accuracy, float64 [B, G] each."""
         pairs = [(p, c) for p, group in zip(prompts, completions, strict=True) for c in group]
         scores = self.reward.score([p for p, _ in pairs], [c for _, c in pairs])

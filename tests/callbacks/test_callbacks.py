@@ -238,7 +238,9 @@ def test_what_only_the_trainer_knows_is_refused_before_a_model_is_loaded(tmp_pat
     module.prepare_data = lambda: None  # type: ignore[method-assign]
     collect = rollouts(prompts_per_step=5)
     collect.setup(trainer(tmp_path), module, "fit")
-    with pytest.raises(MisconfigurationException, match="`prompts_per_step` = 5 must be a multiple.*2; the next one is 6"):
+    with pytest.raises(
+        MisconfigurationException, match="`prompts_per_step` = 5 must be a multiple.*2; the next one is 6"
+    ):
         collect.setup(_of_two(tmp_path), module, "fit")
     with pytest.raises(MisconfigurationException, match="has no prompts"):
         rollouts(prompts=None).setup(trainer(tmp_path), module, "fit")

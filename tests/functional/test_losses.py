@@ -201,10 +201,13 @@ def test_nothing_unmasked_gives_zero(aggregation: str, ratio_level: str) -> None
 
 
 @pytest.mark.parametrize("ratio_level", ["token", "sequence"])
+@pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
-def test_masked_positions_may_hold_anything(garbage: float, ratio_level: str) -> None:
+def test_masked_positions_may_hold_anything(garbage: float, per_token: bool, ratio_level: str) -> None:
     batch = random_batch()
     batch["mask"][4] = False
+    if per_token:
+        batch["advantages"] = batch["advantages"][:, None] * torch.linspace(0.5, 1, 9, dtype=torch.float64)
     options = {"ratio_level": ratio_level, "kl_coef": 0.1}
     reference = batch["logprobs"] - 0.2
     loss, gradient = loss_and_gradient(batch, ref_logprobs=reference, **options)
@@ -212,9 +215,9 @@ def test_masked_positions_may_hold_anything(garbage: float, ratio_level: str) ->
     spoilt = {name: value.clone() for name, value in batch.items()}
     for tensor in (spoilt["logprobs"], spoilt["old_logprobs"], reference):
         tensor[~batch["mask"]] = garbage
-    spoilt["advantages"][4] = garbage
+    spoilt["advantages"][~batch["mask"] if per_token else ~batch["mask"].any(-1)] = garbage
     # No NaN inside either, or a run under anomaly detection would stop.
-    with torch.autograd.detect_anomaly():
+    with torch.autograd.set_detect_anomaly(True):
         actual, actual_gradient = loss_and_gradient(spoilt, ref_logprobs=reference, **options)
     assert torch.equal(actual, loss)
     assert torch.equal(actual_gradient, gradient)

@@ -70,7 +70,8 @@ torch.save(weights(module), {str(tmp_path / "rest.pt")!r})
     assert all(torch.equal(a[name], b[name]) for name in a)
     stop = int(checkpoint.split("step=")[1].split(".")[0])
     done = [row for row in _rows(tmp_path / "whole") if int(row["step"]) >= stop]
-    assert done and done == _rows(tmp_path / "rest")[-len(done) :]
+    assert done
+    assert done == _rows(tmp_path / "rest")[-len(done) :]
 
 
 def test_checkpoints_load_weights_only(tmp_path: Path, tiny_folder: str) -> None:

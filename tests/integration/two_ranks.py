@@ -74,9 +74,7 @@ def run_loss(world_size: int, policy: str, folder: Path, *, masked: bool) -> dic
             gradient_clip_val=None,
         )
         index = [[0, 1, 2, 3]] if world_size == 1 else [[0, 1, 2], [3]]
-        rows = Share(
-            whole.rows(index[run.global_rank]), int(whole.loss_mask.any(-1).sum()), int(whole.loss_mask.sum())
-        )
+        rows = Share(whole.rows(index[run.global_rank]), int(whole.loss_mask.any(-1).sum()), int(whole.loss_mask.sum()))
         run.fit(AVSPOModule(policy, aggregation=aggregation), train_dataloaders=rows)
         found[aggregation] = gradients.steps[0]
     return found

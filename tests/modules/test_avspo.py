@@ -121,9 +121,7 @@ def test_gradient_is_the_same_for_any_split_of_a_step(
     module = {"aggregation": aggregation}
     _, one, _ = train_on(tmp_path, tiny_folder, Rows(whole, [list(range(8))]), module=module)
     split = [list(range(i, i + size)) for i in range(0, 8, size)]
-    _, many, _ = train_on(
-        tmp_path, tiny_folder, Rows(whole, split), module=module, accumulate_grad_batches=len(split)
-    )
+    _, many, _ = train_on(tmp_path, tiny_folder, Rows(whole, split), module=module, accumulate_grad_batches=len(split))
     assert len(one.steps) == len(many.steps) == 1
     assert largest_gradient_difference(one.steps[0], many.steps[0]) < 1e-5
 
@@ -220,7 +218,8 @@ def test_lightning_counts_steps_clips_and_saves(tmp_path: Path, tiny_folder: str
     )
     assert run.global_step == 8
     assert {path.name for path in tmp_path.glob("*.ckpt")} == {"epoch=1-step=3.ckpt", "epoch=2-step=6.ckpt"}
-    assert norms and max(norms) <= 0.05 + 1e-6
+    assert norms
+    assert max(norms) <= 0.05 + 1e-6
     assert max(row["train/policy/grad_norm"] for row in log.rows) > 0.05
 
 
@@ -263,7 +262,8 @@ def test_no_graph_outlives_its_micro_batch(tmp_path: Path, tiny_folder: str) -> 
 
         def on_train_batch_end(self, *_: Any) -> None:
             gc.collect()
-            assert alive and all(ref() is None for ref in alive)
+            assert alive
+            assert all(ref() is None for ref in alive)
 
     fit(tmp_path, tiny_folder, callbacks=[Watch()], rollout={"minibatch_size": 4}, accumulate_grad_batches=4)
 
@@ -295,5 +295,3 @@ def test_rewards_of_nan_leave_no_nan_behind(tmp_path: Path, tiny_folder: str) ->
     assert all(math.isfinite(value) for row in log.rows for value in row.values())
     assert log.rows[-1]["train/collapse/num_unscorable"] == 4
     assert log.rows[-1]["train/policy/skipped"] == 1
-
-

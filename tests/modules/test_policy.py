@@ -117,7 +117,9 @@ def test_freeze() -> None:
     model = tiny_model()
     freeze(model, [r"layers\.0\.", "embed_tokens"])
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert trained == {name for name, _ in model.named_parameters() if "layers.1." in name or name == "model.norm.weight"}
+    assert trained == {
+        name for name, _ in model.named_parameters() if "layers.1." in name or name == "model.norm.weight"
+    }
     with pytest.raises(ValueError, match="'nowhere' matches no parameter"):
         freeze(model, ["nowhere"])
     with pytest.raises(ValueError, match="leaves no parameter"):

@@ -184,9 +184,7 @@ def test_collapse_is_measured_on_accuracy_unless_told_otherwise() -> None:
     assert only_first.rewards.tolist() == [[1.0] * 4]
 
 
-@pytest.mark.parametrize(
-    ("truncated", "loss_rows", "mean"), [("keep", 4, 0.5), ("mask", 2, 0.5), ("exclude", 2, 0.0)]
-)
+@pytest.mark.parametrize(("truncated", "loss_rows", "mean"), [("keep", 4, 0.5), ("mask", 2, 0.5), ("exclude", 2, 0.0)])
 def test_truncated_completions(truncated: str, loss_rows: int, mean: float) -> None:
     """Of the four, the two right ones were cut."""
     engine, reward = table([MIXED])
