@@ -25,9 +25,11 @@ lint: .venv/dev
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info
 
-# Each stamp is an extra, installed. torch comes first: what follows then takes the build that is there.
+# Each stamp is an extra, installed. pip first: the one that comes with Python 3.11 is slow to resolve. Then torch: what
+# follows takes the build that is there.
 .venv/torch: constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) --upgrade pip
 	$(INSTALL) torch
 	touch $@
 
