@@ -3,6 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
+# The maths once more, with every annotated shape checked; elsewhere a wrong type has to meet our own message.
+SHAPES := --jaxtyping-packages=avspo_lightning.functional,beartype.beartype tests/functional tests/metrics
+
 # The models here are so small that a second thread costs more than it brings.
 export OMP_NUM_THREADS ?= 1
 
@@ -15,6 +18,7 @@ quickstart: .venv/plots
 smollm2: .venv/smollm2
 
 test: lint .venv/smollm2
+	$(BIN)/python -m pytest $(SHAPES)
 	$(BIN)/python -m pytest
 
 lint: .venv/dev

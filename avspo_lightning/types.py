@@ -19,7 +19,7 @@ class Prompt:
     """One problem, tokenised once; every engine is given ``token_ids``, never text."""
 
     id: str
-    """Stable over runs and unique in its data set."""
+    """Stable over runs; the same for the same problem."""
     text: str
     """What the model reads, template included."""
     answer: str

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -48,9 +50,11 @@ RECIPES = {
 
 
 def arithmetic_model(name: str = "arithmetic", *, cache_dir: Path | None = None) -> Path:
-    """Folder of an embedded model, pre-trained at the first call (about half a minute on one core) and kept.
+    """Folder of an embedded model, pre-trained at the first call and kept.
 
-    The model knows both to carry and to forget it, as its teacher did: there is something to reinforce.
+    The model knows both to carry and to forget it, as its teacher did: there is something to reinforce. On held-out
+    problems in the proportion of their weights ``arithmetic`` is right in about 0.55, greedily and at temperature 1,
+    and in 0.80 with eight tries; at first 0.5 of its groups of eight collapse. It takes half a minute of one core.
 
     Args:
         name: One of ``RECIPES``.
@@ -70,7 +74,9 @@ def arithmetic_model(name: str = "arithmetic", *, cache_dir: Path | None = None)
 
 
 def _build(folder: Path, recipe: Recipe) -> None:
-    _log.warning("Pre-training the embedded model (once, about half a minute); it is kept in %s.", folder.parent.parent)
+    _log.warning(
+        "Pre-training the embedded model, once and for half a minute or so; it is kept in %s.", folder.parent.parent
+    )
     pretrain(recipe).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
 
@@ -78,11 +84,33 @@ def _build(folder: Path, recipe: Recipe) -> None:
 def tokenizer() -> Qwen2Tokenizer:
     """One token per character; nothing is merged and nothing added."""
     vocabulary = {token: i for i, token in enumerate(_VOCABULARY)}
-    return Qwen2Tokenizer(vocab=vocabulary, merges=[], bos_token=None, eos_token=_EOS, pad_token=_PAD)
+    # its own default for unknown text would be a sixteenth token, for which the model has no embedding
+    return Qwen2Tokenizer(vocab=vocabulary, merges=[], unk_token=_PAD, bos_token=None, eos_token=_EOS, pad_token=_PAD)
 
 
 def pretrain(recipe: Recipe) -> Qwen2ForCausalLM:
-    """A model fresh from its teacher; the global random state is left as it was."""
+    """A model fresh from its teacher; global random state and thread count are left as they were."""
+    model = _untrained(recipe)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.1)
+    schedule = get_cosine_schedule_with_warmup(optimizer, recipe.warmup_steps, recipe.num_steps)
+    rng = random.Random(recipe.seed)
+    with _one_thread():
+        for step in range(recipe.num_steps):
+            ids = _encoded([teach(rng) for _ in range(recipe.batch_size)])
+            targets = ids[:, -4:]  # the answer alone: the problem before it is random
+            logits = model(ids).logits[:, -5:-1]
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            if (step + 1) % 300 == 0:
+                _log.info("step %d of %d, loss %.3f", step + 1, recipe.num_steps, loss.item())
+    return model.eval()
+
+
+def _untrained(recipe: Recipe) -> Qwen2ForCausalLM:
     config = Qwen2Config(
         vocab_size=len(_VOCABULARY),
         hidden_size=recipe.hidden_size,
@@ -101,20 +129,18 @@ def pretrain(recipe: Recipe) -> Qwen2ForCausalLM:
         torch.manual_seed(recipe.seed)
         model = Qwen2ForCausalLM(config)
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.1)
-    schedule = get_cosine_schedule_with_warmup(optimizer, recipe.warmup_steps, recipe.num_steps)
-    rng = random.Random(recipe.seed)
-    for _ in range(recipe.num_steps):
-        ids = _encoded([teach(rng) for _ in range(recipe.batch_size)])
-        logits = model(ids).logits[:, :-1]
-        answers = slice(-4, None)  # the problem itself is not learned: it is random
-        loss = torch.nn.functional.cross_entropy(logits[:, answers].flatten(0, 1), ids[:, 1:][:, answers].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-    return model.eval()
+    return model
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Matrices this small take several times as long on two threads as on one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def teach(rng: random.Random) -> str:

@@ -12,7 +12,13 @@ import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers import PreTrainedTokenizerFast
 
-from avspo_lightning.datamodules import ArithmeticDataModule, JSONLDataModule, PromptCursor, tokenized
+from avspo_lightning.datamodules import (
+    ArithmeticDataModule,
+    JSONLDataModule,
+    MultiplicationDataModule,
+    PromptCursor,
+    tokenized,
+)
 from avspo_lightning.types import EvaluationSet, Prompt
 from tests.tiny import BOS, EOS, tiny_prompts, tiny_tokenizer
 
@@ -78,6 +84,24 @@ def test_arithmetic_levels_occur_in_their_proportion(tiny_folder: str) -> None:
     assert len(data.evaluation_sets()) == 2
     with pytest.raises(ValueError, match="`num_val` must be at least 9"):
         ArithmeticDataModule(tiny_folder, num_val=8)
+
+
+def test_multiplication_holds_a_pair_out_in_both_orders(tiny_folder: str) -> None:
+    data = MultiplicationDataModule(tiny_folder)
+    train = {prompt.id: prompt for prompt in data.train_prompts()}
+    held_out = {prompt.id: prompt for prompt in data.evaluation_sets()[0].prompts}
+    shown = {"3*4", "4*3", "11*6", "6*11", "2*9", "9*2", "8*5", "5*8"}
+    everything = {f"{a}*{b}" for a in range(2, 13) for b in range(2, 13)}
+    assert train.keys() | held_out.keys() == everything - shown
+    assert len(train) + len(held_out) == len(everything) - 8
+    mirrored = {"*".join(reversed(name.split("*"))) for name in held_out}
+    assert mirrored == held_out.keys()
+    assert len(held_out) == 41
+    prompt = train.get("7*8") or held_out["7*8"]
+    assert prompt.text == "3*4=12\n11*6=66\n2*9=18\n8*5=40\n7*8="
+    assert prompt.answer == "56"
+    with pytest.raises(ValueError, match="`smallest`"):
+        MultiplicationDataModule(tiny_folder, smallest=5, largest=5)
 
 
 ROWS = [
