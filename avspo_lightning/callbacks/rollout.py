@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
@@ -19,7 +20,7 @@ from avspo_lightning.callbacks.observer import notify
 from avspo_lightning.datamodules import PromptCursor, PromptDataModule, tokenized
 from avspo_lightning.metrics import AdaptiveThreshold, AdvantageCollapseRate
 from avspo_lightning.rewards import FunctionReward, Reward, RewardFunction
-from avspo_lightning.rollouts import Collector, HFEngine, RolloutBuffer, RolloutEngine, Topology
+from avspo_lightning.rollouts import Collector, GroupSampler, HFEngine, KeepAll, RolloutBuffer, RolloutEngine, Topology
 from avspo_lightning.rollouts.engine import tokens_containing
 from avspo_lightning.types import EvaluationSet, Prompt, Rollout, RolloutBatch, SamplingParams
 
@@ -39,6 +40,7 @@ class RolloutCallback(pl.Callback):
         engine: Samples completions; default: the transformers engine.
         advantage: Estimator; default: AVSPO.
         threshold: tau with its rule; default: starts at 0.5, eta 0.01, bounds 0.1 and 0.9.
+        sampler: Which groups are trained on; default: all, ``FilterDrop`` leaves the collapsed ones out.
         group_size: Completions per prompt (G), at least 2.
         prompts_per_step: Prompts per iteration over all ranks (N); ACR is a share of these.
         max_completion_tokens: Longest completion, stop token included.
@@ -60,6 +62,7 @@ class RolloutCallback(pl.Callback):
         engine: RolloutEngine | None = None,
         advantage: AdvantageEstimator | None = None,
         threshold: AdaptiveThreshold | None = None,
+        sampler: GroupSampler | None = None,
         group_size: int = 8,
         prompts_per_step: int = 8,
         max_completion_tokens: int = 1024,
@@ -89,6 +92,7 @@ class RolloutCallback(pl.Callback):
         self.engine = engine or HFEngine()
         self.advantage = advantage or AVSPO()
         self.threshold = threshold or AdaptiveThreshold()
+        self.sampler = sampler or KeepAll()
         self.collapse_rate = AdvantageCollapseRate(sync_on_compute=False)
         self.collapse_rate.persistent(True)
         self.group_size = group_size
@@ -126,6 +130,11 @@ class RolloutCallback(pl.Callback):
             rank_zero_warn(
                 f"`prompts_per_step` = {self.prompts_per_step}: ACR then takes {self.prompts_per_step + 1} values only,"
                 f" too coarse for a threshold. Use at least {_FEW_PROMPTS}."
+            )
+        if self.engine.shares_policy and isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy):
+            raise MisconfigurationException(
+                f"`engine` = {type(self.engine).__name__} generates with the trained module itself, which"
+                f" {type(trainer.strategy).__name__} shards; use `strategy` 'ddp' or 'auto'."
             )
         self._trainer = trainer
         self._topology = Topology(
@@ -262,6 +271,7 @@ class RolloutCallback(pl.Callback):
             reward=self.reward,
             estimator=self.advantage,
             threshold=self.threshold,
+            sampler=self.sampler,
             collapse_rate=self.collapse_rate,
             tokenizer=pl_module.tokenizer,
             group_size=self.group_size,

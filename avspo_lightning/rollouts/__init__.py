@@ -5,5 +5,16 @@ from avspo_lightning.rollouts.buffer import RolloutBuffer
 from avspo_lightning.rollouts.collector import Collector, Topology
 from avspo_lightning.rollouts.engine import RolloutEngine
 from avspo_lightning.rollouts.hf import HFEngine
+from avspo_lightning.rollouts.sampler import FilterDrop, GroupSampler, KeepAll
 
-__all__ = ["Collector", "HFEngine", "RolloutBuffer", "RolloutEngine", "Topology", "to_batch"]
+__all__ = [
+    "Collector",
+    "FilterDrop",
+    "GroupSampler",
+    "HFEngine",
+    "KeepAll",
+    "RolloutBuffer",
+    "RolloutEngine",
+    "Topology",
+    "to_batch",
+]

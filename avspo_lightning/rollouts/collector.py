@@ -17,6 +17,7 @@ from avspo_lightning.metrics import AdaptiveThreshold, AdvantageCollapseRate
 from avspo_lightning.rewards import Reward
 from avspo_lightning.rollouts.batch import to_batch
 from avspo_lightning.rollouts.engine import RolloutEngine
+from avspo_lightning.rollouts.sampler import GroupSampler
 from avspo_lightning.seeds import derive_seed
 from avspo_lightning.types import (
     AdvantageContext,
@@ -55,6 +56,7 @@ class Collector:
         reward: Scores them.
         estimator: Turns the rewards of all ranks into advantages.
         threshold: Holds tau, which is updated after the advantages are made.
+        sampler: Says which groups are trained on.
         collapse_rate: Counts collapsed groups over the run; it is given the rewards of all ranks, so it needs no sync.
         tokenizer: Decodes completions, for rewards and logs only.
         group_size: Completions per prompt (G).
@@ -73,6 +75,7 @@ class Collector:
         reward: Reward,
         estimator: AdvantageEstimator,
         threshold: AdaptiveThreshold,
+        sampler: GroupSampler,
         collapse_rate: AdvantageCollapseRate,
         tokenizer: PreTrainedTokenizerBase,
         group_size: int,
@@ -86,6 +89,7 @@ class Collector:
         self.reward = reward
         self.estimator = estimator
         self.threshold = threshold
+        self.sampler = sampler
         self.collapse_rate = collapse_rate
         self.tokenizer = tokenizer
         self.group_size = group_size
@@ -119,7 +123,9 @@ class Collector:
             seed=self.seed,
         )
         advantages = self.estimator(rewards, context)
-        collapse = self._collapse_summary(measured, rewards, [prompt.level for prompt in prompts], context)
+        still_collapsed = self.estimator.still_collapsed(rewards, context)
+        trained = scorable_groups(rewards) & self.sampler.keep(still_collapsed)
+        collapse = self._collapse_summary(measured, still_collapsed, [prompt.level for prompt in prompts], context)
         if scorable_groups(rewards).any():
             self.threshold.update(context.acr, rewards.nanmean().item())
 
@@ -131,7 +137,7 @@ class Collector:
             rewards=own_rewards,
             advantages=own_advantages,
             sampling=self.sampling,
-            trained=scorable_groups(own_rewards),
+            trained=trained[rank::world_size],
             mask_truncated=self.truncated == "mask",
         )
         return Rollout(
@@ -194,11 +200,10 @@ class Collector:
         return self.topology.gather(torch.stack([total, accuracy, lengths, truncated.double()], dim=-1))
 
     def _collapse_summary(
-        self, measured: Tensor, rewards: Tensor, levels: Sequence[str], context: AdvantageContext
+        self, measured: Tensor, still_collapsed: Tensor, levels: Sequence[str], context: AdvantageContext
     ) -> CollapseSummary:
         scorable, collapsed = scorable_groups(measured), collapsed_groups(measured)
         right = collapsed & (measured.nan_to_num(nan=-torch.inf).amax(-1) > 0)
-        still = collapsed & self.estimator.still_collapsed(rewards, context)
         num_groups = int(scorable.sum())
 
         def rate(groups: Tensor) -> float:
@@ -210,14 +215,14 @@ class Collector:
         }
         return CollapseSummary(
             acr=context.acr,
-            acr_effective=rate(still),
+            acr_effective=rate(collapsed & still_collapsed),
             acr_all_right=rate(right),
             acr_all_wrong=rate(collapsed & ~right),
             acr_cumulative=self.collapse_rate.compute().item(),
             tau=context.tau,
-            num_virtual=self.estimator.num_virtual(rewards.shape[1], context),
+            num_virtual=self.estimator.num_virtual(self.group_size, context),
             num_groups=num_groups,
-            num_unscorable=len(rewards) - num_groups,
+            num_unscorable=len(measured) - num_groups,
             acr_by_level=by_level,
         )
 

@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -246,6 +247,13 @@ def test_what_only_the_trainer_knows_is_refused_before_a_model_is_loaded(tmp_pat
         rollouts(prompts=None).setup(trainer(tmp_path), module, "fit")
     with pytest.warns(UserWarning, match="`prompts_per_step` = 2: ACR then takes 3 values only"):
         rollouts(prompts_per_step=2).setup(trainer(tmp_path), module, "fit")
+
+
+def test_a_sharded_policy_is_refused_by_an_engine_that_shares_it(tmp_path: Path) -> None:
+    sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    run = trainer(tmp_path, devices=2, strategy=sharded, gradient_clip_val=None)
+    with pytest.raises(MisconfigurationException, match="`engine` = HFEngine generates with the trained module itself"):
+        rollouts(prompts_per_step=4).setup(run, AVSPOModule("no/such/model"), "fit")
 
 
 def _of_two(folder: Path) -> pl.Trainer:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from avspo_lightning import AVSPO, GRPO, AdaptiveThreshold, AdvantageCollapseRate, WeightedSumReward
-from avspo_lightning.functional import avspo_advantages, group_advantages
+from avspo_lightning.functional import avspo_advantages, group_advantages, policy_loss
 from avspo_lightning.rewards import FunctionReward
-from avspo_lightning.rollouts import Collector, Topology
+from avspo_lightning.rollouts import Collector, FilterDrop, KeepAll, Topology
 from avspo_lightning.types import Completion, EvaluationSet, Prompt, Rollout, SamplingParams
 from tests.tiny import ScriptedEngine, completion, tiny_tokenizer
 
@@ -46,6 +46,7 @@ def collector(**options: Any) -> Collector:
     defaults: dict[str, Any] = {
         "estimator": AVSPO(),
         "threshold": AdaptiveThreshold(),
+        "sampler": KeepAll(),
         "collapse_rate": AdvantageCollapseRate(sync_on_compute=False),
         "tokenizer": tiny_tokenizer(),
         "group_size": G,
@@ -182,6 +183,24 @@ def test_collapse_is_measured_on_accuracy_unless_told_otherwise() -> None:
     only_first = collector(engine=engine, reward=reward, collapse_on="total").collect(prompts(1), iteration=0)
     assert only_first.collapse.acr == 1.0, "the parts cancel"
     assert only_first.rewards.tolist() == [[1.0] * 4]
+
+
+def test_collapsed_groups_count_in_the_denominator_unless_dropped() -> None:
+    """GRPO by hand: with two tokens a row, the gradient of a token is - advantage / 2 / rows."""
+    rewards = [[1.0, 0.0, 0.0, 0.0], WRONG, RIGHT, [1.0, 1.0, 1.0, 0.0]]
+    kept = collect(rewards, estimator=GRPO(), sampler=KeepAll()).batch
+    dropped = collect(rewards, estimator=GRPO(), sampler=FilterDrop()).batch
+    assert (int(kept.loss_mask.sum()), int(dropped.loss_mask.sum())) == (32, 16)
+    logprobs = torch.randn(16, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for batch, num_rows in ((kept, 16), (dropped, 8)):
+        leaf = logprobs.clone().requires_grad_()
+        policy_loss(leaf, None, batch.advantages, batch.loss_mask).loss.backward()
+        by_hand = -batch.advantages.double()[:, None].expand(16, 2) / 2 / num_rows
+        torch.testing.assert_close(leaf.grad, by_hand, atol=1e-12, rtol=1e-12)
+    nothing = collect([WRONG, RIGHT], estimator=GRPO(), sampler=FilterDrop()).batch
+    assert not nothing.loss_mask.any()
+    augmented = collect([WRONG, RIGHT], sampler=FilterDrop()).batch
+    assert augmented.loss_mask.all(), "with virtual samples they are collapsed no more"
 
 
 @pytest.mark.parametrize(("truncated", "loss_rows", "mean"), [("keep", 4, 0.5), ("mask", 2, 0.5), ("exclude", 2, 0.0)])
