@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from avspo_lightning.cli import main
 
@@ -47,6 +49,18 @@ def test_fit_validate_test_predict(config: str, tmp_path: Path, capsys: pytest.C
     written = list(tmp_path.rglob("predictions.jsonl"))
     assert len(written) == 1
     assert len(written[0].read_text().splitlines()) == 12
+
+
+def test_every_set_is_measured_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = ["--trainer.max_epochs", "2", "--trainer.check_val_every_n_epoch", "2", "--data.num_val", "45"]
+    main(["fit", "-c", str(ROOT / "configs" / "quickstart.yaml"), *quick, "--data.num_val_samples", "2"])
+    table = capsys.readouterr().out
+    assert re.search(r"val/arithmetic/accuracy before  0\.\d", table)
+    assert re.search(r"val/arithmetic/accuracy after   0\.\d", table)
+    events = EventAccumulator(str(tmp_path / "runs" / "avspo" / "version_0"))
+    events.Reload()
+    for name in ("arithmetic/accuracy", "arithmetic_sampled/accuracy", "arithmetic_sampled/pass@2"):
+        assert [event.step for event in events.Scalars(f"val/{name}")] == [0, 1]
 
 
 def test_the_switches_of_the_trainer_turn_callbacks_off(config: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from avspo_lightning.embedded import model_path
 from avspo_lightning.functional import PolicyLoss, policy_loss
 from avspo_lightning.functional.losses import Aggregation, KLEstimator, RatioLevel
 from avspo_lightning.metrics import WeightedMeans
-from avspo_lightning.modules.evaluation import evaluation_metrics
+from avspo_lightning.modules.evaluation import Evaluation
 from avspo_lightning.modules.policy import CompletionStatistics, completion_statistics, freeze, load_policy
 from avspo_lightning.types import Rollout, RolloutBatch
 
@@ -103,6 +103,7 @@ class AVSPOModule(pl.LightningModule):
         self.old_model: PreTrainedModel | None = None
         self.reference_model: PreTrainedModel | None = None
         self.statistics = WeightedMeans(_MEANS, maxima=_MAXIMA)  # persistent: a resumed iteration keeps its means
+        self._evaluation = Evaluation()
         self._num_tokens = 0
         self._update_seconds = 0.0
 
@@ -274,27 +275,24 @@ class AVSPOModule(pl.LightningModule):
         self._update_seconds = 0.0
 
     def validation_step(self, batch: Rollout, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Logs the scores of the answers to some held-out prompts."""
-        self._log_evaluation(batch, "val")
+        """Scores the answers to some held-out prompts."""
+        self._evaluation.update(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs every evaluation set."""
+        self.log_dict(self._evaluation.compute("val", self.device))
 
     def test_step(self, batch: Rollout, batch_idx: int, dataloader_idx: int = 0) -> None:
         """The same under ``test/``."""
-        self._log_evaluation(batch, "test")
+        self._evaluation.update(batch)
+
+    def on_test_epoch_end(self) -> None:
+        """Logs every evaluation set."""
+        self.log_dict(self._evaluation.compute("test", self.device))
 
     def predict_step(self, batch: Rollout, batch_idx: int, dataloader_idx: int = 0) -> Rollout:
         """The answers themselves."""
         return batch
-
-    def _log_evaluation(self, rollout: Rollout, stage: str) -> None:
-        for name, (value, weight) in evaluation_metrics(rollout).items():
-            self.log(
-                f"{stage}/{rollout.name}/{name}",
-                value,
-                batch_size=weight,
-                on_epoch=True,
-                sync_dist=True,
-                add_dataloader_idx=False,
-            )
 
 
 def _require(holds: bool, name: str, value: object, expected: str) -> None:

@@ -166,7 +166,7 @@ class Collector:
         """
         sampling = replace(self.sampling, temperature=evaluation.temperature)
         completions = self._generate(prompts, sampling, evaluation.num_samples, evaluation.name, first_index)
-        _, accuracy = self._score(prompts, completions)
+        _, accuracy = self._score(prompts, completions, evaluation.num_samples)
         return Rollout(
             name=evaluation.name, iteration=0, prompts=tuple(prompts), completions=completions, rewards=accuracy
         )
@@ -183,16 +183,18 @@ class Collector:
         texts = iter(self.tokenizer.batch_decode(ids, skip_special_tokens=True))
         return tuple(tuple(replace(completion, text=next(texts)) for completion in group) for group in groups)
 
-    def _score(self, prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]]) -> tuple[Tensor, Tensor]:
+    def _score(
+        self, prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]], num_samples: int
+    ) -> tuple[Tensor, Tensor]:
         """Total and accuracy, float64 [B, G] each."""
         pairs = [(p, c) for p, group in zip(prompts, completions, strict=True) for c in group]
         scores = self.reward.score([p for p, _ in pairs], [c for _, c in pairs])
-        shape = (len(prompts), len(completions[0]) if completions else 0)
+        shape = (len(prompts), num_samples)
         return scores.total.reshape(shape), scores.accuracy.reshape(shape)
 
     def _gathered(self, prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]]) -> Tensor:
         """float64 [N, G, 4] of all ranks: total, accuracy, length, truncated. One collective for all of it."""
-        total, accuracy = self._score(prompts, completions)
+        total, accuracy = self._score(prompts, completions, self.group_size)
         lengths = torch.tensor([[len(c.token_ids) for c in group] for group in completions], dtype=torch.float64)
         truncated = torch.tensor([[c.truncated for c in group] for group in completions])
         if self.truncated == "exclude":

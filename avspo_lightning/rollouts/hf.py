@@ -51,6 +51,7 @@ class HFEngine(RolloutEngine):
         num_samples = len(seeds[0]) if seeds else 0
         chunk = max(1, self.max_rows // max(1, num_samples))
         policy.eval()  # no dropout: rollouts are drawn from the policy that the loss describes
+        torch.compiler.set_stance("force_eager")  # a compiled policy would be compiled anew as the cache grows
         try:
             completions: list[list[Completion]] = []
             for start in range(0, len(prompts), chunk):
@@ -59,6 +60,7 @@ class HFEngine(RolloutEngine):
                 completions += [rows[i : i + num_samples] for i in range(0, len(rows), num_samples)]
             return completions
         finally:
+            torch.compiler.set_stance("default")
             policy.train(was_training)
 
 

@@ -239,7 +239,7 @@ def test_evaluation_answers_under_its_own_protocol_and_changes_no_state() -> Non
     assert params[0].temperature == 0.6
     assert threshold.compute() == 0.5
     assert not rate.update_called
-    assert made.evaluate(evaluation, [], first_index=0).rewards.shape == (0, 0)
+    assert made.evaluate(evaluation, [], first_index=0).rewards.shape == (0, 4)
 
 
 def test_an_engine_that_answers_too_little_is_caught() -> None:
