@@ -131,6 +131,11 @@ class RolloutCallback(pl.Callback):
                 f"`prompts_per_step` = {self.prompts_per_step}: ACR then takes {self.prompts_per_step + 1} values only,"
                 f" too coarse for a threshold. Use at least {_FEW_PROMPTS}."
             )
+        if trainer.precision in ("bf16-true", "16-true"):
+            raise MisconfigurationException(
+                f"`precision` = {trainer.precision!r} would cast rewards and advantages too; leave it at '32-true' and"
+                " set `dtype` of AVSPOModule, or use 'bf16-mixed'."
+            )
         if self.engine.shares_policy and isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy):
             raise MisconfigurationException(
                 f"`engine` = {type(self.engine).__name__} generates with the trained module itself, which"
@@ -308,10 +313,12 @@ class EvaluationLoader:
         assert trainer is not None, "the loader is iterated over by a Trainer"
         collector = self._callback.collector(trainer.lightning_module)
         size, prompts = self._callback.evaluation_batch_size, self._evaluation.prompts
-        for start in range(0, len(prompts), size):
-            share: Sequence[Prompt] = topology.share(prompts[start : start + size])
-            yield collector.evaluate(self._evaluation, share, first_index=start)
-        self._callback.engine.sleep()
+        try:
+            for start in range(0, len(prompts), size):
+                share: Sequence[Prompt] = topology.share(prompts[start : start + size])
+                yield collector.evaluate(self._evaluation, share, first_index=start)
+        finally:  # also where `limit_val_batches` ends it early
+            self._callback.engine.sleep()
 
 
 def _require(holds: bool, name: str, value: object, expected: str) -> None:

@@ -256,6 +256,12 @@ def test_a_sharded_policy_is_refused_by_an_engine_that_shares_it(tmp_path: Path)
         rollouts(prompts_per_step=4).setup(run, AVSPOModule("no/such/model"), "fit")
 
 
+def test_a_precision_that_would_cast_rewards_is_refused(tmp_path: Path) -> None:
+    run = trainer(tmp_path, precision="bf16-true")
+    with pytest.raises(MisconfigurationException, match="`precision` = 'bf16-true' would cast rewards"):
+        rollouts().setup(run, AVSPOModule("no/such/model"), "fit")
+
+
 def _of_two(folder: Path) -> pl.Trainer:
     return trainer(folder, devices=2, strategy="ddp")
 

@@ -243,6 +243,18 @@ def test_options_train(tmp_path: Path, tiny_folder: str, module: dict[str, Any])
     assert moved == set(weights(before)) - frozen
 
 
+@pytest.mark.parametrize("options", [{"precision": "bf16-mixed"}, {"module": {"dtype": "bfloat16"}}], ids=str)
+def test_lower_precision_trains_and_leaves_the_means_exact(
+    tmp_path: Path, tiny_folder: str, options: dict[str, Any]
+) -> None:
+    log = Recorder()
+    module, _ = fit(tmp_path, tiny_folder, callbacks=[log], rollout={"num_passes": 2}, **options)
+    assert module.statistics.sums.dtype == torch.float64
+    assert all(math.isfinite(value) for row in log.rows for value in row.values())
+    assert log.rows[-1]["train/policy/grad_norm"] > 0
+    assert next(module.model.parameters()).dtype == (torch.float32 if "precision" in options else torch.bfloat16)
+
+
 def test_gradient_checkpointing_changes_no_gradient(tmp_path: Path, tiny_folder: str) -> None:
     rows = Rows(batch([4, 6, 2, 5], [1.0, -0.5, 0.2, -0.7]), [[0, 1, 2, 3]])
     _, plain, _ = train_on(tmp_path, tiny_folder, rows)
