@@ -55,7 +55,7 @@ class AVSPOModule(pl.LightningModule):
         old_policy: Snapshot of the policy that collected: its ``logprobs``, or a copy of its ``weights``.
         freeze: Regular expressions; parameters whose name matches are not trained.
         gradient_checkpointing: Recompute activations in backward, to save memory.
-        compile: Run the policy through ``torch.compile``.
+        compile: Backend of ``torch.compile`` for the policy's update, such as ``inductor``; default: not compiled.
         dtype: Of the weights: ``float32``, ``bfloat16`` or ``float16``.
         attention: Attention implementation of transformers; default: its own choice.
         trust_remote_code: Run code that comes with the model.
@@ -79,7 +79,7 @@ class AVSPOModule(pl.LightningModule):
         old_policy: OldPolicy = "logprobs",
         freeze: list[str] | None = None,
         gradient_checkpointing: bool = False,
-        compile: bool = False,
+        compile: str | None = None,
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         attention: str | None = None,
         trust_remote_code: bool = False,
@@ -95,6 +95,13 @@ class AVSPOModule(pl.LightningModule):
         _require_choice("ratio_level", ratio_level, RatioLevel)
         _require_choice("kl_estimator", kl_estimator, KLEstimator)
         _require_choice("old_policy", old_policy, OldPolicy)
+        if compile is not None:
+            _require(
+                compile in torch.compiler.list_backends(exclude_tags=()),
+                "compile",
+                compile,
+                "a backend of torch.compile",
+            )
         if isinstance(policy, PretrainedConfig) and tokenizer is None:
             raise ValueError("`tokenizer` must be given where `policy` is a config: a config names no tokenizer.")
         self.save_hyperparameters(ignore=["policy"] if isinstance(policy, PretrainedConfig) else [])
@@ -139,7 +146,7 @@ class AVSPOModule(pl.LightningModule):
         if options["gradient_checkpointing"]:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         if options["compile"]:
-            self.model.get_decoder().compile(dynamic=True)
+            self.model.get_decoder().compile(backend=options["compile"], dynamic=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with the chosen schedule, stepped once per optimizer step."""

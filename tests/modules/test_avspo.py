@@ -255,6 +255,14 @@ def test_lower_precision_trains_and_leaves_the_means_exact(
     assert next(module.model.parameters()).dtype == (torch.float32 if "precision" in options else torch.bfloat16)
 
 
+def test_compiling_changes_neither_rollouts_nor_gradients(tmp_path: Path, tiny_folder: str) -> None:
+    plain, compiled = GradientRecorder(), GradientRecorder()
+    fit(tmp_path, tiny_folder, callbacks=[plain])
+    fit(tmp_path, tiny_folder, callbacks=[compiled], module={"compile": "aot_eager"})
+    for expected, found in zip(plain.steps, compiled.steps, strict=True):
+        assert largest_gradient_difference(expected, found) < 1e-4
+
+
 def test_gradient_checkpointing_changes_no_gradient(tmp_path: Path, tiny_folder: str) -> None:
     rows = Rows(batch([4, 6, 2, 5], [1.0, -0.5, 0.2, -0.7]), [[0, 1, 2, 3]])
     _, plain, _ = train_on(tmp_path, tiny_folder, rows)
@@ -290,6 +298,7 @@ def test_no_graph_outlives_its_micro_batch(tmp_path: Path, tiny_folder: str) -> 
         ({"kl_coef": -1.0}, "`kl_coef`"),
         ({"old_policy": "both"}, "`old_policy` must be one of logprobs, weights"),
         ({"warmup_steps": -1}, "`warmup_steps`"),
+        ({"compile": "fast"}, "`compile` must be a backend of torch.compile"),
     ],
 )
 def test_bad_options_are_refused_before_a_model_is_loaded(options: dict[str, Any], message: str) -> None:
