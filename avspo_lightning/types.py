@@ -59,8 +59,12 @@ class SamplingParams:
     """Divides the logits; 0 is greedy."""
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end a completion, beside the model's own end-of-sequence ids."""
+    num_samples: int = 1
+    """Completions per prompt."""
 
     def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise ValueError(f"`num_samples` must be at least 1, got {self.num_samples}.")
         if self.max_tokens < 1:
             raise ValueError(f"`max_tokens` must be at least 1, got {self.max_tokens}.")
         if self.temperature < 0:
@@ -204,6 +208,8 @@ class Rollout:
     """``train``, or the evaluation set."""
     iteration: int
     """Iterations done before this one."""
+    policy_version: int = 0
+    """Of the weights that drew the completions: optimizer steps taken."""
     prompts: tuple[Prompt, ...]
     """The B prompts of this rank."""
     completions: tuple[tuple[Completion, ...], ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -86,11 +86,11 @@ class ScriptedEngine(RolloutEngine):
         self.seeds: list[list[int]] = []
 
     def generate(
-        self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], params: SamplingParams
-    ) -> list[list[Completion]]:
-        self.seeds += [list(row) for row in seeds]
-        pairs = zip(prompts, seeds, strict=True)
-        return [[self.script(prompt, j) for j in range(len(row))] for prompt, row in pairs]
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], params: SamplingParams
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        self.seeds += [[seed + j for j in range(params.num_samples)] for seed in seeds]
+        for i, prompt in enumerate(prompts):
+            yield i, [self.script(prompt, j) for j in range(params.num_samples)]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.names = [name for name, _ in weights]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,6 +14,7 @@ from avspo_lightning.advantages import AdvantageEstimator
 from avspo_lightning.functional import advantage_collapse_rate, collapsed_groups, scorable_groups
 from avspo_lightning.metrics import AdaptiveThreshold, AdvantageCollapseRate
 from avspo_lightning.rewards import Reward
+from avspo_lightning.rollouts.answers import Answers, answer
 from avspo_lightning.rollouts.batch import to_batch
 from avspo_lightning.rollouts.engine import RolloutEngine
 from avspo_lightning.rollouts.sampler import GroupSampler
@@ -22,7 +22,6 @@ from avspo_lightning.seeds import derive_seed
 from avspo_lightning.types import (
     AdvantageContext,
     CollapseSummary,
-    Completion,
     EvaluationSet,
     Prompt,
     Rollout,
@@ -99,19 +98,31 @@ class Collector:
         self.topology = topology
         self.seed = seed
 
-    def collect(self, prompts: Sequence[Prompt], *, iteration: int) -> Rollout:
+    def answer(self, prompts: Sequence[Prompt], *, iteration: int) -> Answers:
+        """Scored answers to this rank's share of the prompts; talks to no other rank.
+
+        Args:
+            prompts: Those of all ranks, the same list on each.
+            iteration: Iterations done before the one that they are for.
+
+        Raises:
+            ValueError: If the engine cannot complete one of the prompts, on every rank alike.
+        """
+        sampling = replace(self.sampling, num_samples=self.group_size)
+        self.engine.check(prompts, sampling)
+        return self._answer(self.topology.share(prompts), sampling, iteration)
+
+    def collect(self, prompts: Sequence[Prompt], *, iteration: int, answers: Answers | None = None) -> Rollout:
         """The rollouts of one iteration.
 
         Args:
             prompts: Those of all ranks, the same list on each.
             iteration: Iterations done before this one.
+            answers: What ``answer`` returned for them; None: it is asked now.
         """
-        started = time.perf_counter()
-        own = self.topology.share(prompts)
-        completions = self._generate(own, self.sampling, self.group_size, iteration)
-        generated = time.perf_counter()
-        table = self._gathered(own, completions)
-        scored = time.perf_counter()
+        answers = answers or self.answer(prompts, iteration=iteration)
+        own, completions = self.topology.share(prompts), answers.completions
+        table = self._gathered(answers)
 
         rewards, accuracy = table[..., 0], table[..., 1]
         measured = accuracy if self.collapse_on == "accuracy" else rewards
@@ -143,6 +154,7 @@ class Collector:
         return Rollout(
             name="train",
             iteration=iteration,
+            policy_version=answers.policy_version,
             prompts=tuple(own),
             completions=completions,
             rewards=own_rewards,
@@ -151,8 +163,8 @@ class Collector:
             collapse=collapse,
             metrics={
                 **_means(table),
-                "time/generate_seconds": generated - started,
-                "time/score_seconds": scored - generated,
+                "time/generate_seconds": answers.generate_seconds,
+                "time/score_seconds": answers.score_seconds,
             },
         )
 
@@ -164,37 +176,29 @@ class Collector:
             prompts: Some of its prompts, those of this rank.
             first_index: Tells these prompts from others of the set in the seeds.
         """
-        sampling = replace(self.sampling, temperature=evaluation.temperature)
-        completions = self._generate(prompts, sampling, evaluation.num_samples, evaluation.name, first_index)
-        _, accuracy = self._score(prompts, completions, evaluation.num_samples)
+        sampling = replace(self.sampling, temperature=evaluation.temperature, num_samples=evaluation.num_samples)
+        self.engine.check(evaluation.prompts, sampling)
+        answers = self._answer(prompts, sampling, evaluation.name, first_index)
         return Rollout(
-            name=evaluation.name, iteration=0, prompts=tuple(prompts), completions=completions, rewards=accuracy
+            name=evaluation.name,
+            iteration=0,
+            policy_version=answers.policy_version,
+            prompts=tuple(prompts),
+            completions=answers.completions,
+            rewards=answers.accuracy,
         )
 
-    def _generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, num_samples: int, draw: int | str, first: int = 0
-    ) -> tuple[tuple[Completion, ...], ...]:
+    def _answer(self, prompts: Sequence[Prompt], sampling: SamplingParams, draw: int | str, first: int = 0) -> Answers:
         rank, world_size = self.topology.rank, self.topology.world_size
         indices = (first + i * world_size + rank for i in range(len(prompts)))
-        seeds = [[derive_seed(self.seed, draw, index, j) for j in range(num_samples)] for index in indices]
-        groups = self.engine.generate(prompts, seeds, sampling)
-        assert [len(group) for group in groups] == [num_samples] * len(prompts), "an engine answers every request"
-        ids = [list(completion.token_ids) for group in groups for completion in group]
-        texts = iter(self.tokenizer.batch_decode(ids, skip_special_tokens=True))
-        return tuple(tuple(replace(completion, text=next(texts)) for completion in group) for group in groups)
+        # half of a seed's range, since the samples of a prompt add their index to it
+        seeds = [derive_seed(self.seed, draw, index) // 2 for index in indices]
+        return answer(self.engine, self.reward, self.tokenizer, prompts, seeds, sampling)
 
-    def _score(
-        self, prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]], num_samples: int
-    ) -> tuple[Tensor, Tensor]:
-        """Total and accuracy, float64 [B, G] each."""
-        pairs = [(p, c) for p, group in zip(prompts, completions, strict=True) for c in group]
-        scores = self.reward.score([p for p, _ in pairs], [c for _, c in pairs])
-        shape = (len(prompts), num_samples)
-        return scores.total.reshape(shape), scores.accuracy.reshape(shape)
-
-    def _gathered(self, prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]]) -> Tensor:
+    def _gathered(self, answers: Answers) -> Tensor:
         """float64 [N, G, 4] of all ranks: total, accuracy, length, truncated. One collective for all of it."""
-        total, accuracy = self._score(prompts, completions, self.group_size)
+        total, accuracy = answers.total, answers.accuracy
+        completions = answers.completions
         lengths = torch.tensor([[len(c.token_ids) for c in group] for group in completions], dtype=torch.float64)
         truncated = torch.tensor([[c.truncated for c in group] for group in completions])
         if self.truncated == "exclude":

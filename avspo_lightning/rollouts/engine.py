@@ -16,17 +16,26 @@ class RolloutEngine(ABC):
 
     shares_policy: bool = False
     """True where the engine generates with the trained module itself, so that no weights need to travel."""
+    version: int | None = None
+    """Version of the policy whose weights it holds, set by ``load_weights``; None: none, so they are brought anew."""
+    max_length: int | None = None
+    """Most tokens of prompt and completion together; None: no limit."""
+    logprob_tolerance: float = float("inf")
+    """Largest mean difference, in nats, between its log-probs and the trainer's for the same tokens and weights."""
 
     def setup(self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Called once, on every rank, before the first use."""
 
     @abstractmethod
     def generate(
-        self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], params: SamplingParams
-    ) -> list[list[Completion]]:
-        """Samples ``len(seeds[i])`` completions of ``prompts[i]``, the j-th from ``seeds[i][j]`` alone.
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], params: SamplingParams
+    ) -> Iterable[tuple[int, list[Completion]]]:
+        """Samples ``params.num_samples`` completions of each prompt, the j-th of ``prompts[i]`` from ``seeds[i] + j``.
 
         Ids and log-probs are those that were drawn; ``Completion.text`` may be left empty.
+
+        Yields:
+            (i, completions of ``prompts[i]``) as they are finished, in any order.
         """
 
     @abstractmethod
@@ -35,8 +44,16 @@ class RolloutEngine(ABC):
 
         Args:
             weights: Must be consumed to its end: under sharding it is collective.
-            version: Number of the policy, rising by one with every synchronisation.
+            version: Of the policy; optimizer steps taken.
         """
+
+    def sequence_logprobs(self, token_ids: Sequence[int]) -> list[float] | None:
+        """Log-probs at temperature 1 of ``token_ids[1:]``, each given all before it, under the weights that it holds.
+
+        RolloutCallback compares them with the trainer's after every synchronisation. None: the engine cannot tell, and
+        is trusted.
+        """
+        return None
 
     def sleep(self) -> None:
         """Frees what the policy's update needs; called after a collection."""
@@ -47,6 +64,23 @@ class RolloutEngine(ABC):
     def teardown(self) -> None:
         """Releases everything; called once, at the end of the run."""
 
+    def check(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+        """Refuses prompts that the engine cannot complete, before anything is generated.
+
+        Raises:
+            ValueError: If a prompt is empty, or leaves no room for the longest completion.
+        """
+        for prompt in prompts:
+            if not prompt.token_ids:
+                raise ValueError(f"Prompt `{prompt.id}` has no token; a model needs one.")
+            length = len(prompt.token_ids) + params.max_tokens
+            if self.max_length is not None and length > self.max_length:
+                raise ValueError(
+                    f"Prompt `{prompt.id}` has {len(prompt.token_ids)} tokens; with `max_completion_tokens` ="
+                    f" {params.max_tokens} it may grow to {length}, over the {self.max_length} of"
+                    f" {type(self).__name__}. Lower `max_completion_tokens` or `max_prompt_tokens`."
+                )
+
 
 def end_of_sequence_ids(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every id that ends a sequence: those of the generation config, of the model config and of the tokenizer."""
@@ -55,6 +89,11 @@ def end_of_sequence_ids(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     for found in (getattr(config, "eos_token_id", None) for config in configs):
         ids.update([found] if isinstance(found, int) else found or [])
     return frozenset(ids)
+
+
+def max_positions(policy: PreTrainedModel) -> int | None:
+    """Longest sequence that the model is made for; None where its config does not say."""
+    return getattr(policy.config.get_text_config(), "max_position_embeddings", None)
 
 
 def tokens_containing(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

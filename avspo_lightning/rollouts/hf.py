@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
 
 from avspo_lightning.rollouts.batch import padded
-from avspo_lightning.rollouts.engine import RolloutEngine, end_of_sequence_ids
+from avspo_lightning.rollouts.engine import RolloutEngine, end_of_sequence_ids, max_positions
 from avspo_lightning.types import Completion, Prompt, SamplingParams
 
 
@@ -37,44 +38,51 @@ class HFEngine(RolloutEngine):
         """Remembers the module to generate with and the ids that end its sequences."""
         self._policy = policy
         self._eos = end_of_sequence_ids(policy, tokenizer)
+        self.max_length = max_positions(policy)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Nothing to take over: the weights are the policy's own."""
 
-    @torch.no_grad()
     def generate(
-        self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], params: SamplingParams
-    ) -> list[list[Completion]]:
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], params: SamplingParams
+    ) -> Iterator[tuple[int, list[Completion]]]:
         """Samples the completions, as many prompts at a time as ``max_rows`` allows."""
         assert self._policy is not None, "setup() comes first"
-        policy, was_training = self._policy, self._policy.training
-        num_samples = len(seeds[0]) if seeds else 0
-        chunk = max(1, self.max_rows // max(1, num_samples))
-        policy.eval()  # no dropout: rollouts are drawn from the policy that the loss describes
-        torch.compiler.set_stance("force_eager")  # a compiled policy would be compiled anew as the cache grows
-        try:
-            completions: list[list[Completion]] = []
-            for start in range(0, len(prompts), chunk):
-                ids = [prompt.token_ids for prompt in prompts[start : start + chunk]]
-                rows = _sample(policy, ids, seeds[start : start + chunk], params, self._eos)
-                completions += [rows[i : i + num_samples] for i in range(0, len(rows), num_samples)]
-            return completions
-        finally:
-            torch.compiler.set_stance("default")
-            policy.train(was_training)
+        self.check(prompts, params)
+        num_samples = params.num_samples
+        chunk = max(1, self.max_rows // num_samples)
+        for start in range(0, len(prompts), chunk):
+            ids = [prompt.token_ids for prompt in prompts[start : start + chunk]]
+            with _generating(self._policy):
+                rows = _sample(self._policy, ids, seeds[start : start + chunk], params, self._eos)
+            for i in range(len(ids)):
+                yield start + i, rows[i * num_samples : (i + 1) * num_samples]
+
+
+@contextmanager
+def _generating(policy: PreTrainedModel) -> Iterator[None]:
+    """No gradient; no dropout, since rollouts are drawn from the policy that the loss describes."""
+    was_training = policy.training
+    policy.eval()
+    try:
+        # a compiled policy would be compiled anew as the cache grows
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        policy.train(was_training)
 
 
 def _sample(
     policy: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
-    seeds: Sequence[Sequence[int]],
+    seeds: Sequence[int],
     params: SamplingParams,
     eos: frozenset[int],
 ) -> list[Completion]:
     """Completions of all prompts, prompt-major. The prompt is run once and its cache shared by its samples."""
-    device, num_samples = policy.device, len(seeds[0])
+    device, num_samples = policy.device, params.num_samples
     stop = torch.tensor(sorted(eos | set(params.stop_token_ids)), device=device)
-    uniforms = _uniforms([seed for row in seeds for seed in row], params.max_tokens).to(device)
+    uniforms = _uniforms([seed + j for seed in seeds for j in range(num_samples)], params.max_tokens).to(device)
     ids, mask = (tensor.to(device) for tensor in padded(prompts, left=True))
     cache = DynamicCache(config=policy.config)
     logits = _next_logits(policy, ids, mask, cache).repeat_interleave(num_samples, dim=0)

@@ -244,6 +244,6 @@ def test_evaluation_answers_under_its_own_protocol_and_changes_no_state() -> Non
 
 def test_an_engine_that_answers_too_little_is_caught() -> None:
     engine, reward = table([MIXED])
-    engine.generate = lambda p, s, sampling: [[completion([10])] for _ in p]
+    engine.generate = lambda p, s, sampling: ((i, [completion([10])]) for i in range(len(p)))
     with pytest.raises(AssertionError, match="answers every request"):
         collector(engine=engine, reward=reward).collect(prompts(1), iteration=0)

@@ -15,7 +15,7 @@ TOKENIZER = tiny_tokenizer()
 PROMPTS = [
     Prompt(id=p.id, text=p.text, answer=p.answer, token_ids=tuple(TOKENIZER.encode(p.text))) for p in tiny_prompts(5)
 ]
-SEEDS = [[100 * i + j for j in range(4)] for i in range(5)]
+SEEDS = [100 * i for i in range(5)]
 
 
 def engine(model: torch.nn.Module, **options: int) -> HFEngine:
@@ -24,32 +24,40 @@ def engine(model: torch.nn.Module, **options: int) -> HFEngine:
     return made
 
 
+def draw(sampler: HFEngine, prompts: list[Prompt], seeds: list[int], params: SamplingParams) -> list[list[Completion]]:
+    groups = dict(sampler.generate(prompts, seeds, params))
+    return [groups[i] for i in range(len(prompts))]
+
+
 def ids(groups: list[list[Completion]]) -> list[tuple[int, ...]]:
     return [completion.token_ids for group in groups for completion in group]
 
 
 def test_same_seeds_draw_the_same_and_every_sample_differs() -> None:
-    sampler, params = engine(tiny_model()), SamplingParams(max_tokens=12)
-    first = sampler.generate(PROMPTS, SEEDS, params)
-    assert ids(first) == ids(sampler.generate(PROMPTS, SEEDS, params))
+    sampler, params = engine(tiny_model()), SamplingParams(num_samples=4, max_tokens=12)
+    first = draw(sampler, PROMPTS, SEEDS, params)
+    assert ids(first) == ids(draw(sampler, PROMPTS, SEEDS, params))
     assert all(len({completion.token_ids for completion in group}) == 4 for group in first)
-    other = sampler.generate(PROMPTS, [[seed + 7 for seed in row] for row in SEEDS], params)
+    other = draw(sampler, PROMPTS, [seed + 7 for seed in SEEDS], params)
     assert ids(other) != ids(first)
 
 
 def test_a_completion_does_not_depend_on_its_batch_mates() -> None:
-    params = SamplingParams(max_tokens=12)
-    together = engine(tiny_model()).generate(PROMPTS, SEEDS, params)
+    params = SamplingParams(num_samples=4, max_tokens=12)
+    together = draw(engine(tiny_model()), PROMPTS, SEEDS, params)
     for i in (0, 3):
-        alone = engine(tiny_model()).generate(PROMPTS[i : i + 1], SEEDS[i : i + 1], params)
+        alone = draw(engine(tiny_model()), PROMPTS[i : i + 1], SEEDS[i : i + 1], params)
         assert ids(alone) == ids(together[i : i + 1])
-    assert ids(engine(tiny_model(), max_rows=4).generate(PROMPTS, SEEDS, params)) == ids(together)
+    assert ids(draw(engine(tiny_model(), max_rows=4), PROMPTS, SEEDS, params)) == ids(together)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 def test_logprobs_are_those_of_the_trainer(temperature: float) -> None:
-    model, params = tiny_model(), SamplingParams(max_tokens=12, temperature=temperature, stop_token_ids=(9, 21, 33, 45))
-    groups = engine(model).generate(PROMPTS, SEEDS, params)
+    model, params = (
+        tiny_model(),
+        SamplingParams(num_samples=4, max_tokens=12, temperature=temperature, stop_token_ids=(9, 21, 33, 45)),
+    )
+    groups = draw(engine(model), PROMPTS, SEEDS, params)
     assert {len(c.token_ids) for group in groups for c in group} > {12}, "some end early"
     batch = to_batch(PROMPTS, groups, rewards=torch.zeros(5, 4), advantages=torch.zeros(5, 4), sampling=params)
     with torch.no_grad():
@@ -63,8 +71,8 @@ def test_first_token_follows_the_distribution() -> None:
         logits = model(torch.tensor([PROMPTS[0].token_ids])).logits[0, -1].double()
     expected = torch.softmax(logits / 0.7, dim=-1)
     num_samples = 4000
-    params = SamplingParams(max_tokens=1, temperature=0.7)
-    groups = engine(model, max_rows=num_samples).generate(PROMPTS[:1], [list(range(num_samples))], params)
+    params = SamplingParams(max_tokens=1, temperature=0.7, num_samples=num_samples)
+    groups = draw(engine(model, max_rows=num_samples), PROMPTS[:1], [0], params)
     drawn = torch.tensor([c.token_ids[0] for c in groups[0]])
     counts = torch.bincount(drawn, minlength=VOCAB).double()
     assert counts[expected < 1e-9].sum() == 0
@@ -77,7 +85,7 @@ def test_first_token_follows_the_distribution() -> None:
 def test_greedy_is_generate_s() -> None:
     model = tiny_model()
     params = SamplingParams(max_tokens=10, temperature=0)
-    groups = engine(model).generate(PROMPTS, [[0]] * 5, params)
+    groups = draw(engine(model), PROMPTS, [0] * 5, params)
     for prompt, (completion,) in zip(PROMPTS, groups, strict=True):
         inputs = torch.tensor([prompt.token_ids])
         reference = model.generate(
@@ -87,20 +95,20 @@ def test_greedy_is_generate_s() -> None:
 
 
 def test_nothing_of_the_generation_config_leaks_but_its_stop_tokens() -> None:
-    params = SamplingParams(max_tokens=12)
-    plain = engine(tiny_model()).generate(PROMPTS, SEEDS, params)
+    params = SamplingParams(num_samples=4, max_tokens=12)
+    plain = draw(engine(tiny_model()), PROMPTS, SEEDS, params)
     meddling = tiny_model()
     meddling.generation_config.update(
         top_k=2, top_p=0.1, temperature=0.1, repetition_penalty=5.0, min_new_tokens=9, do_sample=True
     )
-    assert ids(engine(meddling).generate(PROMPTS, SEEDS, params)) == ids(plain)
+    assert ids(draw(engine(meddling), PROMPTS, SEEDS, params)) == ids(plain)
 
 
 def test_every_stop_token_ends_a_completion_and_is_part_of_it() -> None:
     model = tiny_model()
     model.generation_config.eos_token_id = [9, 11]
     assert end_of_sequence_ids(model, TOKENIZER) == {EOS, 9, 11}
-    groups = engine(model).generate(PROMPTS, SEEDS, SamplingParams(max_tokens=40, stop_token_ids=(13,)))
+    groups = draw(engine(model), PROMPTS, SEEDS, SamplingParams(num_samples=4, max_tokens=40, stop_token_ids=(13,)))
     stops = {EOS, 9, 11, 13}
     ended = [c for group in groups for c in group if c.finish_reason == "stop"]
     assert {c.token_ids[-1] for c in ended} == stops, "each of them occurs"
@@ -113,7 +121,7 @@ def test_every_stop_token_ends_a_completion_and_is_part_of_it() -> None:
 def test_generation_leaves_mode_and_global_rng_alone() -> None:
     model = tiny_model().train()
     state = torch.get_rng_state()
-    engine(model).generate(PROMPTS, SEEDS, SamplingParams(max_tokens=4))
+    draw(engine(model), PROMPTS, SEEDS, SamplingParams(num_samples=4, max_tokens=4))
     assert model.training
     assert torch.equal(torch.get_rng_state(), state)
 
