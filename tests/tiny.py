@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
-from avspo_lightning.rollouts import RolloutEngine
+from avspo_lightning.rollouts import HFEngine, RolloutEngine
 from avspo_lightning.types import Completion, Prompt, SamplingParams
 
 VOCAB = 64
@@ -95,6 +102,34 @@ class ScriptedEngine(RolloutEngine):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.names = [name for name, _ in weights]
         self.versions.append(version)
+
+
+class CopyEngine(HFEngine):
+    """Generates with a copy of the policy, which lags behind where ``corrupt`` changes a weight on its way."""
+
+    shares_policy = False
+    logprob_tolerance = 1e-5
+
+    def __init__(self, corrupt: Callable[[int, Tensor], Tensor] = lambda version, weight: weight) -> None:
+        super().__init__()
+        self.corrupt = corrupt
+        self.torn_down = 0
+
+    def setup(self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().setup(copy.deepcopy(policy), tokenizer)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        state = {name: self.corrupt(version, weight) for name, weight in weights}
+        self._policy.load_state_dict(state, strict=False)
+
+    def sequence_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        ids = torch.tensor([token_ids])
+        with torch.no_grad():
+            logprobs = self._policy(ids).logits[0, :-1].log_softmax(-1)
+        return logprobs.gather(-1, ids[0, 1:, None]).squeeze(-1).tolist()
+
+    def teardown(self) -> None:
+        self.torn_down += 1
 
 
 def completion(ids: Sequence[int], *, logprob: float = -1.0, truncated: bool = False, text: str = "") -> Completion:

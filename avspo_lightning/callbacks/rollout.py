@@ -17,10 +17,20 @@ from torch import Tensor
 
 from avspo_lightning.advantages import AVSPO, AdvantageEstimator
 from avspo_lightning.callbacks.observer import notify
+from avspo_lightning.callbacks.probe import prove_weights
 from avspo_lightning.datamodules import PromptCursor, PromptDataModule, tokenized
 from avspo_lightning.metrics import AdaptiveThreshold, AdvantageCollapseRate
 from avspo_lightning.rewards import FunctionReward, Reward, RewardFunction
-from avspo_lightning.rollouts import Collector, GroupSampler, HFEngine, KeepAll, RolloutBuffer, RolloutEngine, Topology
+from avspo_lightning.rollouts import (
+    Collector,
+    GroupSampler,
+    HFEngine,
+    KeepAll,
+    RolloutBuffer,
+    RolloutEngine,
+    Topology,
+    named_weights,
+)
 from avspo_lightning.rollouts.engine import tokens_containing
 from avspo_lightning.types import EvaluationSet, Prompt, Rollout, RolloutBatch, SamplingParams
 
@@ -111,9 +121,8 @@ class RolloutCallback(pl.Callback):
         )
         self._collector: Collector | None = None
         self._trainer: pl.Trainer | None = None
-        self._policy_version = 0
-        self._synced_step = -1
         self._metrics: dict[str, float] = {}
+        self._sync_seconds = 0.0
         self._started = time.perf_counter()
 
     # -- wiring
@@ -188,7 +197,12 @@ class RolloutCallback(pl.Callback):
             accumulate=trainer.accumulate_grad_batches,
             all_reduce=_all_reduce(trainer, pl_module),
         )
-        self._metrics = {**rollout.metrics, "time/logprob_seconds": time.perf_counter() - collected}
+        self._metrics = {
+            **rollout.metrics,
+            "time/sync_seconds": self._sync_seconds,
+            "time/logprob_seconds": time.perf_counter() - collected,
+        }
+        self._sync_seconds = 0.0
         notify(trainer, pl_module, replace(rollout, batch=batch))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -202,10 +216,12 @@ class RolloutCallback(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Releases the engine."""
-        if self._collector is not None:
-            self.engine.teardown()
-        self._collector = None
+        self._release()
         self._trainer = None
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Releases the engine: where a run fails, Lightning does not come to ``teardown``."""
+        self._release()
 
     def collector(self, pl_module: Any) -> Collector:
         """The collector, with the engine awake and on the policy's current weights."""
@@ -214,11 +230,11 @@ class RolloutCallback(pl.Callback):
         else:
             self.engine.wake()
         assert self._trainer is not None
-        if not self.engine.shares_policy and self._synced_step != self._trainer.global_step:
-            weights = ((name, parameter.detach()) for name, parameter in pl_module.model.named_parameters())
-            self.engine.load_weights(weights, self._policy_version)
-            self._policy_version += 1
-            self._synced_step = self._trainer.global_step
+        version = self._trainer.global_step
+        if self.engine.shares_policy:
+            self.engine.version = version
+        elif self.engine.version != version:
+            self._sync_weights(self._trainer, pl_module, version)
         return self._collector
 
     # -- state
@@ -252,6 +268,18 @@ class RolloutCallback(pl.Callback):
             self._buffer.restore(buffers[self._topology.rank])
 
     # -- parts
+
+    def _sync_weights(self, trainer: pl.Trainer, pl_module: Any, version: int) -> None:
+        started = time.perf_counter()
+        self.engine.load_weights(named_weights(pl_module.model), version)
+        self.engine.version = version
+        prove_weights(self.engine, trainer, pl_module, self._topology.all_gather)
+        self._sync_seconds += time.perf_counter() - started
+
+    def _release(self) -> None:
+        if self._collector is not None:
+            self.engine.teardown()
+        self._collector = None
 
     @property
     def _num_rows(self) -> int:
@@ -293,7 +321,8 @@ class RolloutCallback(pl.Callback):
         rows = torch.arange(len(batch)).split(self.minibatch_size or len(batch))
         width = batch.completion_ids.shape[1]
         assert trainer.strategy.model is not None, "training has started"
-        chunks = [trainer.strategy.model(batch.rows(index)).logprobs for index in rows]
+        with trainer.precision_plugin.forward_context():  # that of the update, or the ratio would not start at 1
+            chunks = [trainer.strategy.model(batch.rows(index)).logprobs for index in rows]
         return torch.cat([torch.nn.functional.pad(c, (0, width - c.shape[1])) for c in chunks]).cpu()
 
 

@@ -6,6 +6,7 @@ from avspo_lightning.rollouts.collector import Collector, Topology
 from avspo_lightning.rollouts.engine import RolloutEngine
 from avspo_lightning.rollouts.hf import HFEngine
 from avspo_lightning.rollouts.sampler import FilterDrop, GroupSampler, KeepAll
+from avspo_lightning.rollouts.weights import named_weights
 
 __all__ = [
     "Collector",
@@ -16,5 +17,6 @@ __all__ = [
     "RolloutBuffer",
     "RolloutEngine",
     "Topology",
+    "named_weights",
     "to_batch",
 ]

@@ -17,7 +17,7 @@ class RolloutEngine(ABC):
     shares_policy: bool = False
     """True where the engine generates with the trained module itself, so that no weights need to travel."""
     version: int | None = None
-    """Version of the policy whose weights it holds, set by ``load_weights``; None: none, so they are brought anew."""
+    """Of the weights that it holds, set by RolloutCallback; None where it holds none: they are brought anew."""
     max_length: int | None = None
     """Most tokens of prompt and completion together; None: no limit."""
     logprob_tolerance: float = float("inf")
